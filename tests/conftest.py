@@ -36,10 +36,10 @@ def _gauge() -> dict[str, int]:
         except OSError:
             continue
     return {
-        "descriptors": len(os.listdir("/proc/self/fd")),
+        "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
         "children": len(pids),
-        "shared memory files": len(os.listdir("/dev/shm")),
+        "shared memory files": len(list(Path("/dev/shm").iterdir())),
     }
 
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from fastfeed.version import __version__
 
 if TYPE_CHECKING:
+    from fastfeed_shard.writer import ShardWriter
+
+    from fastfeed.collating.ragged import Ragged
     from fastfeed.dataset import ShardDataset
     from fastfeed.errors import FastfeedError
     from fastfeed.fields import (
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
     )
     from fastfeed.loader import DataLoader
     from fastfeed.options import AUTO
-    from fastfeed.collating.ragged import Ragged
-    from fastfeed_shard.writer import ShardWriter
 
 # Public name -> the module that holds it. Modules load on first use, so that `import fastfeed`
 # costs nothing and the shard tools never load torch.

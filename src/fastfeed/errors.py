@@ -139,7 +139,7 @@ def located(
     field: str | None = None,
     offset: int | None = None,
 ) -> Iterator[None]:
-    """Add what this level knows to a fastfeed error on its way up; never overwrite what is there."""
+    """Add what this level knows to a fastfeed error on its way up; what is there stays."""
     try:
         yield
     except FastfeedError as error:

@@ -1,0 +1,187 @@
+"""ShardDataset: samples in tar shards as an ordinary map-style torch data set."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import Dataset
+
+from fastfeed.errors import MissingFieldError, OptionError
+from fastfeed.feed import Feed, FeedOptions
+from fastfeed.fields import Bytes
+from fastfeed.options import SHUFFLE_WINDOW, cache_folder, parse_size
+from fastfeed.plan import Plan
+from fastfeed.policy import BadSamples, check_on_error
+from fastfeed.reading.shards import ShardSet
+from fastfeed.sampler import ShardSampler
+from fastfeed.transform import Transform
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from fastfeed.fields import Field
+    from fastfeed.policy import BadSample, FeedReport, OnError
+
+log = logging.getLogger("fastfeed")
+
+
+class ShardDataset(Dataset[dict[str, Any]]):
+    """Samples of tar shards, map-style: works in any loader, and on the fast path in ours.
+
+    Args:
+        source: a folder that `fastfeed-shard` built, a path or brace pattern of shards
+            (`train-{000000..000146}.tar`), or a list of these. Shards without an index are
+            indexed on first use.
+        fields: the outputs by name, each a description such as `ff.Image("jpg")`; by default
+            every field of the shards as raw bytes.
+        transform: called in the worker with each sample (a dict of tensors, strings and so on);
+            its result is the sample. A parameter named `generator` receives a
+            `numpy.random.Generator` seeded for the sample.
+        seed: with the epoch and the sample's index it determines order and augmentation, whatever
+            the number of workers.
+        on_error: "raise", "skip" (batches get shorter and `len` is an upper bound) or "substitute"
+            (another sample stands in, chosen from seed, epoch and index).
+        shuffle_window: samples are shuffled among shards of this many bytes in total.
+        verify: compare each field with the checksum in the index, where there is one.
+
+    Raises:
+        OptionError: an argument cannot be honoured.
+        MissingFieldError: no sample has a field that is asked for.
+        ShardError: a shard, index or manifest is damaged. StorageError: it cannot be read.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is a decision of the user
+        self,
+        source: str | Path | Sequence[str | Path],
+        fields: Mapping[str, Field] | None = None,
+        *,
+        transform: Callable[..., dict[str, Any]] | None = None,
+        seed: int = 0,
+        on_error: OnError = "raise",
+        shuffle_window: int | str = SHUFFLE_WINDOW,
+        verify: bool = True,
+    ) -> None:
+        check_on_error(on_error)
+        if transform is not None and not callable(transform):
+            raise OptionError(f"transform={transform!r} is not callable")
+        self.shards = ShardSet(source, cache=cache_folder())
+        self.fields = dict(fields) if fields else {n: Bytes(n) for n in self.shards.fields}
+        self._check_fields()
+        self.transform = transform
+        self.seed = seed
+        self.on_error: OnError = on_error
+        self.shuffle_window = shuffle_window
+        self.verify = verify
+        self.epoch: int | None = None
+        self._window_bytes = parse_size(shuffle_window, name="shuffle_window")
+        self._bad = BadSamples()
+        self._feed: Feed | None = None
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one sample; a bad one raises, or is substituted if that is the policy."""
+        (sample,) = self.__getitems__([index]) or (None,)
+        if sample is None:
+            raise self._bad_sample(index)
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return samples in the order asked for, read in as few requests as can be.
+
+        Under "skip" the bad ones are left out. Random draws come from (seed, epoch, index) once
+        `set_epoch` was called, else from torch's global generator, as torchvision's do.
+        """
+        count = len(self)
+        for index in indices:
+            if not -count <= index < count:
+                raise IndexError(f"sample {index} of a data set of {count} samples")
+        if self._feed is None:
+            self._feed = self.fastfeed_fetcher(threads=1)
+        epoch = self.epoch
+        if epoch is None:
+            epoch = int(torch.empty((), dtype=torch.int64).random_())
+        samples = self._feed.samples([index % count for index in indices], epoch)
+        self.fastfeed_report(self._feed.take_report())
+        return samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that random draws of `__getitem__` belong to; loaders of ours do it."""
+        self.epoch = epoch
+
+    def plan(self, epoch: int) -> Plan:
+        """Return the order of an epoch."""
+        return Plan(
+            starts=self.shards.starts,
+            shard_bytes=self.shards.shard_bytes,
+            window_bytes=self._window_bytes,
+            seed=self.seed,
+            epoch=epoch,
+        )
+
+    @property
+    def bad_samples(self) -> list[BadSample]:
+        """The first bad samples met so far (up to 1,000), each once."""
+        return list(self._bad.listed)
+
+    @property
+    def bad_count(self) -> int:
+        """How often a bad sample was skipped or substituted."""
+        return self._bad.count
+
+    # What `fastfeed.DataLoader` asks for
+
+    def fastfeed_fetcher(self, threads: int) -> Feed:
+        """Return a feed for one process."""
+        options = FeedOptions(
+            fields=self.fields,
+            transform=Transform(self.transform) if self.transform else None,
+            seed=self.seed,
+            on_error=self.on_error,
+            verify=self.verify,
+        )
+        return Feed(self.shards, options, threads=threads)
+
+    def fastfeed_sampler(self, *, shuffle: bool) -> ShardSampler:
+        """Return the sampler for `shuffle=`."""
+        return ShardSampler(self, shuffle=shuffle)
+
+    def fastfeed_report(self, report: FeedReport) -> None:
+        """Take in what a feed met beside a batch."""
+        for bad in report.bad:
+            if self._bad.add(bad):
+                log.warning(
+                    "bad sample (on_error=%r; further ones are only counted): %s",
+                    self.on_error,
+                    bad.message,
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the feed behind: descriptors and threads belong to one process."""
+        return {**self.__dict__, "_feed": None}
+
+    def _check_fields(self) -> None:
+        if not self.fields:
+            raise OptionError("fields={} asks for nothing", way_out="Name at least one field")
+        held = self.shards.fields
+        for output, field in self.fields.items():
+            if not any(name in held for name in field.names):
+                asked = " or ".join(f"`{name}`" for name in field.names)
+                raise MissingFieldError(
+                    f"0 of {len(self)} samples have field {asked}; "
+                    f"fields seen: {', '.join(f'`{name}`' for name in held)}",
+                    field=output,
+                    way_out="Ask for a field that the shards hold",
+                )
+
+    def _bad_sample(self, index: int) -> Exception:
+        last = self._bad.listed[-1] if self._bad.listed else None
+        return MissingFieldError(
+            f"sample {index} is bad and on_error='skip' cannot leave it out of `dataset[i]`: "
+            f"{last.message if last else 'no reason recorded'}",
+            way_out="Use on_error='substitute', or a loader of batches",
+        )

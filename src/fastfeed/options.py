@@ -1,0 +1,69 @@
+"""Defaults in one place, the values users write for sizes, and the environment, read once here."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from fastfeed.errors import OptionError
+
+# Samples are shuffled among all shards of one window; a window this large mixes well (16 shards of
+# the builder's default size) and still fits the page cache of a training node.
+SHUFFLE_WINDOW: Final = "4GiB"
+# Names of bad samples kept for the report; the counts go on beyond it.
+BAD_SAMPLES_KEPT: Final = 1000
+# A substitute may be bad as well; after this many tries the data set itself is the problem.
+SUBSTITUTE_TRIES: Final = 16
+
+_UNITS: Final = {"": 1, "b": 1}
+_UNITS.update({f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)})
+_UNITS.update({f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)})
+
+
+class AutoWorkers(int):
+    """A number of workers that fastfeed chose; an int, so that torch and trainers accept it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"fastfeed.AUTO({int(self)})"
+
+
+AUTO: Final = AutoWorkers(1)
+"""Ask for as many workers as the process may really use cores (affinity, cgroups, job, ranks)."""
+
+
+def parse_size(size: int | str, *, name: str) -> int:
+    """Return a number of bytes from an int or a text such as "256MiB"; `name` is for the error."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    else:
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
+        if match is None or match[2] not in _UNITS:
+            raise OptionError(
+                f"{name}={size!r} is not a size",
+                way_out="Write a number of bytes, or a text such as '256MiB' or '4GB'",
+            )
+        count = int(float(match[1]) * _UNITS[match[2]])
+    if count <= 0:
+        raise OptionError(f"{name}={size!r} must be more than nothing")
+    return count
+
+
+def resolve_workers(num_workers: int) -> int:
+    """Return `num_workers` as asked for, or the number for this process if it is `AUTO`."""
+    if not isinstance(num_workers, AutoWorkers):
+        return num_workers
+    from fastfeed.topology import usable_cores
+
+    cores = usable_cores(environment=os.environ).count
+    # From three cores on one is left to the training process; it mostly waits on fewer.
+    return AutoWorkers(max(1, cores - 1 if cores > 2 else cores))
+
+
+def cache_folder() -> Path:
+    """Return the folder for indexes of shards that lie in folders we may not write."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "fastfeed"

@@ -1,0 +1,82 @@
+"""The order of samples, as a pure function of seed, epoch and data set.
+
+Shards are shuffled, laid into windows, and samples are shuffled inside their window: reads stay
+within a few shards at a time while a batch draws from all shards of its window. The random numbers
+are our own hash of the sample's index (SplitMix64), so that an order can be repeated on any
+platform and with any version of numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_WORD = 0xFFFFFFFFFFFFFFFF
+# What a hash is for; samples and shards of one epoch never share random numbers.
+_SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE = 1, 2, 3
+
+
+def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the SplitMix64 hash of each word."""
+    with np.errstate(over="ignore"):
+        words = words + np.uint64(_GOLDEN)
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return words ^ (words >> np.uint64(31))
+
+
+def _hash(words: NDArray[np.int64], *, seed: int, epoch: int, purpose: int) -> NDArray[np.uint64]:
+    stem = np.array([seed & _WORD], dtype=np.uint64)
+    for word in (epoch, purpose):
+        stem = mix(stem ^ np.uint64(word & _WORD))
+    return mix(words.astype(np.uint64) ^ stem)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One epoch's order over shards of known sample counts and sizes in bytes.
+
+    `starts` (int64, shards + 1) holds the running total of samples; `shard_bytes` (int64, shards)
+    the size of each shard; `window_bytes` how much of the data set is shuffled at a time.
+    """
+
+    starts: NDArray[np.int64]
+    shard_bytes: NDArray[np.int64]
+    window_bytes: int
+    seed: int
+    epoch: int
+
+    def windows(self) -> list[NDArray[np.int64]]:
+        """Return the shard numbers of each window, in the order they are read."""
+        count = len(self.shard_bytes)
+        shards = np.arange(count, dtype=np.int64)
+        keys = _hash(shards, seed=self.seed, epoch=self.epoch, purpose=_SHARD_ORDER)
+        order = np.argsort(keys, kind="stable")
+        ends = np.cumsum(self.shard_bytes[order])
+        # A shard belongs to the window in which it begins, so a window may exceed its size by
+        # less than one shard, and never holds fewer than one.
+        number = (ends - self.shard_bytes[order]) // self.window_bytes
+        return np.split(order, np.flatnonzero(np.diff(number)) + 1) if count else []
+
+    def orders(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the sample indices of each window, shuffled."""
+        for shards in self.windows():
+            samples = np.concatenate(
+                [np.arange(self.starts[s], self.starts[s + 1], dtype=np.int64) for s in shards]
+            )
+            keys = _hash(samples, seed=self.seed, epoch=self.epoch, purpose=_SAMPLE_ORDER)
+            yield samples[np.argsort(keys, kind="stable")]
+
+
+def substitute(index: int, *, count: int, seed: int, epoch: int, attempt: int) -> int:
+    """Return which sample stands in for a bad one: the same on every rank and worker."""
+    word = np.array([index], dtype=np.int64) ^ (np.int64(attempt) << np.int64(48))
+    return int(_hash(word, seed=seed, epoch=epoch, purpose=_SUBSTITUTE)[0] % np.uint64(count))

@@ -1,0 +1,64 @@
+"""What happens to a sample that cannot be used, and the list of those that could not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, get_args
+
+from fastfeed.errors import OptionError
+from fastfeed.options import BAD_SAMPLES_KEPT
+
+if TYPE_CHECKING:
+    from fastfeed.errors import FastfeedError
+
+OnError = Literal["raise", "skip", "substitute"]
+
+
+def check_on_error(on_error: str) -> None:
+    """Raise OptionError unless `on_error` is one of the three policies."""
+    if on_error not in get_args(OnError):
+        raise OptionError(
+            f"on_error={on_error!r} is no policy",
+            way_out=f"Choose one of {', '.join(map(repr, get_args(OnError)))}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """A sample that could not be used, and why."""
+
+    index: int
+    shard: str | None
+    key: str | None
+    field: str | None
+    message: str
+
+    @classmethod
+    def of(cls, index: int, error: FastfeedError) -> BadSample:
+        """Return the record of an error at a sample index."""
+        return cls(index, error.shard, error.key, error.field, str(error))
+
+
+@dataclass(slots=True)
+class FeedReport:
+    """What a worker has to tell beside a batch: seconds by step, and bad samples."""
+
+    steps_s: dict[str, float] = field(default_factory=dict)
+    bad: list[BadSample] = field(default_factory=list)
+
+
+class BadSamples:
+    """Counts bad samples and keeps the first of them by name; repeated epochs count again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.listed: list[BadSample] = []
+        self._seen: set[int] = set()
+
+    def add(self, bad: BadSample) -> bool:
+        """Count one and say whether it is the first of all."""
+        self.count += 1
+        if bad.index not in self._seen and len(self.listed) < BAD_SAMPLES_KEPT:
+            self._seen.add(bad.index)
+            self.listed.append(bad)
+        return self.count == 1
