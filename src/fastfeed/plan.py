@@ -34,7 +34,7 @@ def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _hash(words: NDArray[np.int64], *, seed: int, epoch: int, purpose: int) -> NDArray[np.uint64]:
-    stem = np.array([seed & _WORD], dtype=np.uint64)
+    stem = mix(np.array([seed & _WORD], dtype=np.uint64))
     for word in (epoch, purpose):
         stem = mix(stem ^ np.uint64(word & _WORD))
     return mix(words.astype(np.uint64) ^ stem)
