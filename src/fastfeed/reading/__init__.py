@@ -1,0 +1,1 @@
+"""From sample numbers to bytes: open shards, merge ranges, read them in few large requests."""

@@ -1,0 +1,196 @@
+"""Read the bytes of a batch: locate, merge, one request for each run, into one buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+import xxhash
+
+from fastfeed.errors import ChecksumError, FastfeedError, IndexMismatchError, located
+from fastfeed.reading.ranges import merge
+from fastfeed.shardfile.index import MISSING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from fastfeed.reading.ranges import Runs
+    from fastfeed.reading.shards import OpenShard, ShardSet
+
+GAP = 32 << 10
+"""Bytes between two ranges that are rather read than skipped by a request of their own."""
+
+_HEADER, _OFFSET, _SIZE, _CHECKSUM = range(4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """The bytes of some fields of some samples, in one buffer."""
+
+    buffer: NDArray[np.uint8]
+    """What was read: the bytes of the fields, and of small gaps between them."""
+    starts: NDArray[np.int64]
+    """Where each field begins in the buffer: int64 [samples, fields]."""
+    sizes: NDArray[np.int64]
+    """Bytes of each field, -1 where a sample lacks it: int64 [samples, fields]."""
+
+    def data(self, sample: int, field: int) -> memoryview | None:
+        """Return the bytes of a field, or None if the sample lacks it."""
+        size = int(self.sizes[sample, field])
+        if size < 0:
+            return None
+        start = int(self.starts[sample, field])
+        return self.buffer.data[start : start + size]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """What a batch wants of one shard."""
+
+    shard: int
+    opened: OpenShard
+    samples: NDArray[np.int64]
+    """Positions in the batch: int64 [k]."""
+    rows: NDArray[np.int64]
+    cells: NDArray[np.uint64]
+    """Rows of the index: uint64 [k, fields, 4]."""
+    present: NDArray[np.bool_]
+    """Which fields the samples have: bool [k, fields]."""
+    runs: Runs
+
+
+def read(
+    shards: ShardSet,
+    indices: NDArray[np.int64],
+    *,
+    fields: Sequence[str],
+    allocate: Callable[[int], NDArray[np.uint8]],
+    verify: bool,
+) -> Records:
+    """Read `fields` of the samples `indices` (int64) into memory that `allocate(bytes)` returns.
+
+    With `verify` each field that has a checksum in the index is compared with it. Raises
+    ChecksumError or IndexMismatchError, with shard, key, field and offset, for damaged data and
+    StorageError if a shard cannot be read; nothing of the batch is returned then.
+    """
+    parts = list(_parts(shards, indices, fields))
+    buffer = allocate(sum(int(part.runs.sizes.sum()) for part in parts))
+    view = buffer.data
+    starts = np.zeros((len(indices), len(fields)), np.int64)
+    sizes = np.full(starts.shape, -1, np.int64)
+    base = 0
+    for part in parts:
+        chosen = np.zeros(part.present.shape, np.int64)
+        chosen[part.present] = part.runs.places + base
+        starts[part.samples] = chosen
+        sizes[part.samples] = np.where(part.present, part.cells[..., _SIZE].view(np.int64), -1)
+        with located(shard=part.opened.name):
+            read_into = part.opened.storage.read_into
+            for offset, size in zip(
+                part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
+            ):
+                if size:
+                    read_into(offset, view[base : base + size])
+                base += size
+        if verify:
+            _verify(shards, part, view, starts=starts[part.samples], fields=fields)
+    return Records(buffer, starts, sizes)
+
+
+def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) -> Iterator[_Part]:
+    numbers, rows = shards.locate(indices)
+    for shard in np.unique(numbers).tolist():
+        samples = np.flatnonzero(numbers == shard)
+        opened = shards.open(shard)
+        here = rows[samples]
+        cells = _cells(opened, here, fields)
+        present = cells[..., _HEADER] != MISSING
+        _check_bounds(shards, shard, here, cells=cells, present=present, fields=fields)
+        wanted = cells[present].view(np.int64)
+        runs = merge(wanted[:, _OFFSET], wanted[:, _SIZE], gap=GAP)
+        yield _Part(shard, opened, samples, here, cells, present, runs)
+
+
+def _cells(opened: OpenShard, rows: NDArray[np.int64], fields: Sequence[str]) -> NDArray[np.uint64]:
+    """Return the index rows of the wanted fields: uint64 [rows, fields, 4]."""
+    columns = [opened.columns.get(name) for name in fields]
+    if None not in columns:
+        return opened.cells[rows[:, None], np.array(columns, np.int64)]
+    # The shard knows nothing of some fields: none of its samples has them.
+    cells = np.zeros((len(rows), len(fields), 4), np.uint64)
+    cells[..., _HEADER] = MISSING
+    for place, column in enumerate(columns):
+        if column is not None:
+            cells[:, place] = opened.cells[rows, column]
+    return cells
+
+
+def _check_bounds(
+    shards: ShardSet,
+    shard: int,
+    rows: NDArray[np.int64],
+    *,
+    cells: NDArray[np.uint64],
+    present: NDArray[np.bool_],
+    fields: Sequence[str],
+) -> None:
+    """Refuse cells that point outside the shard, before any memory is asked for."""
+    end = np.uint64(shards.shard_bytes[shard])
+    offsets, sizes = cells[..., _OFFSET], cells[..., _SIZE]
+    # A difference that wraps belongs to an offset that is refused by itself.
+    outside = present & ((offsets > end) | (sizes > end - offsets))
+    if outside.any():
+        i, j = np.argwhere(outside)[0].tolist()
+        error = IndexMismatchError(
+            "the index points outside the shard",
+            way_out="Run `fastfeed-shard index` on the shard again",
+            field=fields[j],
+            offset=int(offsets[i, j]),
+        )
+        _raise_of_sample(error, shards, shard, int(rows[i]))
+
+
+def _verify(
+    shards: ShardSet,
+    part: _Part,
+    view: memoryview,
+    *,
+    starts: NDArray[np.int64],
+    fields: Sequence[str],
+) -> None:
+    """Compare each field that has a checksum in the index with it."""
+    checksums = part.cells[..., _CHECKSUM]
+    recorded = part.present & (checksums != 0)
+    digest = xxhash.xxh3_64_intdigest
+    for place, start, size, checksum in zip(
+        np.flatnonzero(recorded).tolist(),
+        starts[recorded].tolist(),
+        part.cells[..., _SIZE][recorded].tolist(),
+        checksums[recorded].tolist(),
+        strict=True,
+    ):
+        # A digest of 0 is kept as 1, since 0 stands for none.
+        if (digest(view[start : start + size]) or 1) != checksum:
+            i, j = divmod(place, len(fields))
+            error = ChecksumError(
+                "the shard holds other bytes than were written",
+                way_out="Copy or build the shard again (`fastfeed-shard verify` lists what is bad)",
+                field=fields[j],
+                offset=int(part.cells[i, j, _OFFSET]),
+            )
+            _raise_of_sample(error, shards, part.shard, int(part.rows[i]))
+
+
+def _raise_of_sample(
+    error: ChecksumError | IndexMismatchError, shards: ShardSet, shard: int, row: int
+) -> NoReturn:
+    """Raise an error with shard and key; the key is read now, where it is still readable."""
+    error.shard = shards.name(shard)
+    try:
+        error.key = shards.key(shard, row)
+    except FastfeedError:
+        error.key = f"(row {row:,})"
+    raise error

@@ -1,0 +1,179 @@
+"""The shards of a data set as one row of samples; few of them open at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfeed.errors import IndexMismatchError, OptionError
+from fastfeed.reading.indexing import find_index
+from fastfeed.reading.sources import list_shards
+from fastfeed.shardfile.index import MISSING
+from fastfeed.shardfile.names import split_name
+from fastfeed.shardfile.tar import read_member
+from fastfeed.storage.open import open_storage
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from fastfeed.shardfile.index import ShardIndex
+    from fastfeed.shardfile.manifest import ShardEntry
+    from fastfeed.storage.open import Storage
+
+MAX_OPEN = 128
+"""Shards open at a time; each takes a descriptor, and one more for the map of its index."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenShard:
+    """One shard that is open: its bytes, and where its samples lie in them."""
+
+    name: str
+    storage: Storage
+    index: ShardIndex
+    cells: NDArray[np.uint64]
+    """The rows of the index: uint64 [samples, fields, (header, offset, size, checksum)]."""
+    columns: dict[str, int]
+    """Position of each field in `cells`."""
+
+
+class ShardSet:
+    """All samples of some shards, numbered through.
+
+    `source` is a folder with a manifest, a shard, a pattern of shards, or a list of these. With a
+    manifest no shard is opened here; shards without one are opened once to count their samples,
+    and indexed if nobody did so before (`cache` holds indexes of folders we may not write to).
+
+    May be shared by threads, inherited by forked processes and pickled: what is open stays behind.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        max_open: int = MAX_OPEN,
+    ) -> None:
+        listing = list_shards(source)
+        self._names = listing.paths
+        self._cache = None if cache is None else Path(cache)
+        self._max_open = max_open
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._fields = listing.fields
+        counts, sizes = self._count(listing.entries)
+        self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        """Number of the first sample of each shard, and the number of all: int64 [shards + 1]."""
+        self.shard_bytes: NDArray[np.int64] = np.array(sizes, np.int64)
+        """Bytes of each shard: int64 [shards]."""
+
+    def _count(self, entries: Sequence[ShardEntry | None]) -> tuple[list[int], list[int]]:
+        counts, sizes, fields = [], [], set(self._fields)
+        for number, entry in enumerate(entries):
+            if entry is None:
+                shard = self._opened(number)
+                counts.append(len(shard.index))
+                sizes.append(shard.index.shard_bytes)
+                fields.update(shard.index.fields)
+            else:
+                counts.append(entry.samples)
+                sizes.append(entry.bytes)
+        self._fields = frozenset(fields)
+        return counts, sizes
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def samples(self) -> NDArray[np.int64]:
+        """Running total of samples at the end of each shard: int64 [shards]."""
+        return self.starts[1:]
+
+    @property
+    def shard_count(self) -> int:
+        """Number of shards."""
+        return len(self._names)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that any sample has, sorted."""
+        return tuple(sorted(self._fields))
+
+    def name(self, shard: int) -> str:
+        """Return the path of a shard as the user wrote it."""
+        return self._names[shard]
+
+    def index(self, shard: int) -> ShardIndex:
+        """Return the index of a shard."""
+        return self.open(shard).index
+
+    def locate(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the shard of each sample and its row there, both int64; OptionError if none."""
+        shards = np.searchsorted(self.starts, indices, side="right") - 1
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(self)):
+            raise OptionError(f"sample numbers go from 0 to {len(self) - 1:,}, not {indices!r}")
+        return shards, indices - self.starts[shards]
+
+    def key(self, shard: int, row: int) -> str:
+        """Return the key of a sample, read from the header of its first field."""
+        opened = self.open(shard)
+        headers = opened.cells[row, :, 0]
+        header = int(headers.min(initial=MISSING))
+        member = read_member(
+            opened.storage.read_at, opened.storage.size, header=header, shard=opened.name
+        )
+        key, _ = split_name(member.name) or (member.name, "")
+        return key
+
+    def advise(self, shard: int) -> None:
+        """Hint that all of a shard will be read soon."""
+        storage = self.open(shard).storage
+        storage.advise(0, storage.size)
+
+    def open(self, shard: int) -> OpenShard:
+        """Return a shard, opened if need be, and checked against what is known of it.
+
+        Raises IndexMismatchError if shard, index and manifest do not agree; StorageError if the
+        shard cannot be opened.
+        """
+        opened = self._opened(shard)
+        if len(opened.index) != self.starts[shard + 1] - self.starts[shard]:
+            raise self._disagree(opened, f"{len(opened.index):,} samples")
+        if opened.storage.size != self.shard_bytes[shard]:
+            raise self._disagree(opened, f"{opened.storage.size:,} bytes")
+        return opened
+
+    def _opened(self, number: int) -> OpenShard:
+        # No lock: one held by another thread while a process forks would never be released.
+        # Each step is atomic; two threads may open the same shard, and one of them is dropped.
+        try:
+            opened = self._open[number]
+            self._open.move_to_end(number)
+        except KeyError:
+            opened = self._open[number] = self._open_now(self._names[number])
+            while len(self._open) > self._max_open:
+                # Whoever still reads from it holds it open.
+                self._open.popitem(last=False)
+        return opened
+
+    def _open_now(self, name: str) -> OpenShard:
+        storage = open_storage(name)
+        index = find_index(name, storage, cache=self._cache)
+        columns = {field: column for column, field in enumerate(index.fields)}
+        return OpenShard(name, storage, index, index.cells, columns)
+
+    def _disagree(self, opened: OpenShard, has: str) -> IndexMismatchError:
+        return IndexMismatchError(
+            f"the shard has {has}, which is not what the manifest says",
+            way_out="Run `fastfeed-shard index` on the folder to write both anew",
+            shard=opened.name,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": OrderedDict()}

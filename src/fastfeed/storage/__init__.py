@@ -1,0 +1,1 @@
+"""Where shards live, and how their bytes are reached by position."""

@@ -1,0 +1,126 @@
+"""Files of this machine, read by position and written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastfeed.errors import StorageError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+
+class LocalFile:
+    """One open file. Reads carry their own position, so threads and forked processes share it.
+
+    The descriptor closes with `close`, or when the last reference dies: whoever still reads from a
+    file that a cache has dropped keeps it open, and never reads from a number used again.
+    """
+
+    def __init__(self, path: str, *, shown: str | None = None) -> None:
+        self._shown = shown or path
+        self._descriptor = -1
+        try:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._size = os.fstat(self._descriptor).st_size
+        except (OSError, ValueError) as error:
+            raise self._failed("open", error) from error
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file when it was opened."""
+        return self._size
+
+    def read_at(self, offset: int, size: int, /) -> bytes:
+        """Return `size` bytes at `offset`; fewer only if the file ends before."""
+        try:
+            data = os.pread(self._descriptor, size, offset)
+            if len(data) == size or not data:
+                return data
+            # One call gives less than 2 GiB, and less again on some network file systems.
+            parts = [data]
+            while data and (size := size - len(data)):
+                offset += len(data)
+                data = os.pread(self._descriptor, size, offset)
+                parts.append(data)
+            return b"".join(parts)
+        except (OSError, ValueError, OverflowError) as error:
+            raise self._failed("read", error) from error
+
+    def read_into(self, offset: int, buffer: memoryview, /) -> None:
+        """Fill all of `buffer` with the bytes at `offset`, or raise StorageError."""
+        try:
+            done = os.preadv(self._descriptor, [buffer], offset)
+            while done < len(buffer):
+                more = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                if more == 0:
+                    self._end(offset, len(buffer), done)
+                done += more
+        except (OSError, ValueError, OverflowError) as error:
+            raise self._failed("read", error) from error
+
+    def advise(self, offset: int, size: int) -> None:
+        """Ask the kernel to read a part of the file ahead; no promise, and never an error."""
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError, OverflowError):
+                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def close(self) -> None:
+        """Close the file; more than once is fine."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LocalFile({self._shown!r}, {self._size:,} bytes)"
+
+    def _failed(self, verb: str, error: Exception) -> StorageError:
+        reason = getattr(error, "strerror", None) or str(error)
+        return StorageError(f"cannot {verb} {self._shown!r}: {reason}")
+
+    def _end(self, offset: int, size: int, done: int) -> None:
+        raise StorageError(
+            f"{self._shown!r} ended after {done:,} of {size:,} bytes",
+            way_out="It was cut while it was read: copy it again",
+            offset=offset,
+        )
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file under a temporary name beside it, flush it to disk, then give it its name.
+
+    Other processes see the whole file or none, also when several write it at once or one is
+    killed. Raises StorageError, and leaves nothing behind, if that fails.
+    """
+    final = Path(path)
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(final)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error

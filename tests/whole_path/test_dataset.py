@@ -1,0 +1,192 @@
+"""ShardDataset as a map-style data set: samples, errors, policies, torch's own loader."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import fastfeed as ff
+from fastfeed.errors import DecodeError, MissingFieldError, OptionError, ShardError
+
+
+def shards_of(folder):
+    return str(folder / "*-{000000..000002}.tar").replace("*", "photos")
+
+
+FIELDS = {
+    "image": ff.Image("jpg", ff.RandomResizedCrop(64), ff.HorizontalFlip()),
+    "label": ff.Int("cls"),
+    "about": ff.Json("json"),
+}
+
+
+def test_samples(photo_shards):
+    """A sample is a dict of tensors and Python values, the picture as [channels, height, width]."""
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS)
+    assert len(data) == 18
+    sample = data[7]
+    assert sample["image"].shape == (3, 64, 64)
+    assert sample["image"].dtype == torch.uint8
+    assert int(sample["label"]) == 1
+    assert isinstance(sample["about"]["name"], str)
+    assert data[-1]["about"] == data[17]["about"]
+    with pytest.raises(IndexError):
+        data[18]
+
+
+def test_fields_default_to_raw_bytes(photo_shards):
+    """Without `fields`, every field comes as its bytes."""
+    sample = ff.ShardDataset(shards_of(photo_shards))[0]
+    assert sorted(sample) == ["cls", "jpg", "json"]
+    assert bytes(sample["cls"]) == b"0"
+
+
+def test_draws_belong_to_seed_epoch_and_sample(photo_shards):
+    """After set_epoch a sample is the same however it is asked for, and differs between epochs."""
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS, seed=3)
+    data.set_epoch(0)
+    one, many = data[5]["image"], data.__getitems__([9, 5, 2])[1]["image"]
+    assert torch.equal(one, many)
+    data.set_epoch(1)
+    assert not torch.equal(one, data[5]["image"])
+
+
+def test_without_an_epoch_torch_seeds_the_draws(photo_shards):
+    """Like torchvision's transforms, draws follow torch's global generator."""
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS)
+    torch.manual_seed(1)
+    one, other = data[5]["image"], data[5]["image"]
+    torch.manual_seed(1)
+    assert torch.equal(one, data[5]["image"])
+    assert not torch.equal(one, other)
+
+
+def test_in_torchs_own_loader(photo_shards):
+    """It is an ordinary data set to torch's loader, with workers too."""
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS)
+    fields = {"image": FIELDS["image"], "label": FIELDS["label"]}
+    data = ff.ShardDataset(shards_of(photo_shards), fields)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1)
+    batches = list(loader)
+    assert [len(batch["label"]) for batch in batches] == [4, 4, 4, 4, 2]
+    assert torch.cat([batch["label"] for batch in batches]).tolist() == [0] * 6 + [1] * 6 + [2] * 6
+
+
+def test_pickled_copies_read_the_same(photo_shards):
+    """A copy in another process reads what the first one reads."""
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS)
+    data.set_epoch(0)
+    first = data[3]
+    assert torch.equal(pickle.loads(pickle.dumps(data))[3]["image"], first["image"])
+
+
+def test_transform_runs_with_the_samples_own_numbers(photo_shards):
+    """A transform's random numbers depend on the sample alone and leave the global ones alone."""
+
+    def jitter(sample):
+        return {"draws": (random.random(), float(np.random.rand()), float(torch.rand(())))}
+
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS, transform=jitter)
+    data.set_epoch(0)
+    state = random.getstate()
+    first = data[4]["draws"]
+    assert random.getstate() == state
+    random.seed(5)
+    assert data[4]["draws"] == first
+    assert data[5]["draws"] != first
+
+
+def test_transform_may_take_a_generator(photo_shards):
+    """A parameter named generator receives a numpy generator of the sample."""
+
+    def jitter(sample, generator):
+        return {"draw": float(generator.random())}
+
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS, transform=jitter)
+    data.set_epoch(0)
+    assert data[4]["draw"] == data[4]["draw"]
+    assert data[4]["draw"] != data[3]["draw"]
+
+
+def test_c11_missing_field_is_named_at_the_start(photo_shards):
+    """Asking for `jpeg` where the shards hold `jpg` says so, with the fields there are."""
+    with pytest.raises(MissingFieldError, match=r"0 of 18 samples have field `jpeg`.*`jpg`"):
+        ff.ShardDataset(shards_of(photo_shards), {"image": ff.Image("jpeg")})
+
+
+@pytest.fixture
+def damaged(tmp_path, photos, tar_writer):
+    """One shard of six photos whose third is cut short and whose fifth is text."""
+    members = []
+    for i, photo in enumerate(photos[:6]):
+        data = photo.read_bytes()
+        data = {2: data[: len(data) // 2], 4: b"not a photo"}.get(i, data)
+        members += [(f"p{i}.cls", b"%d" % i), (f"p{i}.jpg", data)]
+    tar_writer(tmp_path / "photos-000000.tar", members)
+    return tmp_path / "photos-000000.tar"
+
+
+IMAGES = {"image": ff.Image("jpg", ff.Resize((32, 32))), "label": ff.Int("cls")}
+
+
+def test_c69_bad_picture_raises_with_its_place(damaged):
+    """The error names shard, key and field."""
+    data = ff.ShardDataset(damaged, IMAGES)
+    with pytest.raises(DecodeError) as caught:
+        data[2]
+    assert caught.value.shard.endswith("photos-000000.tar")
+    assert caught.value.key == "p2"
+    assert "jpg" in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_c69_bad_pictures_are_skipped_and_counted(damaged, workers):
+    """Skipping shortens the batch and names the samples."""
+    data = ff.ShardDataset(damaged, IMAGES, on_error="skip")
+    loader = ff.DataLoader(data, batch_size=6, num_workers=workers)
+    (batch,) = loader
+    assert batch["label"].tolist() == [0, 1, 3, 5]
+    assert data.bad_count == 2
+    assert [bad.key for bad in data.bad_samples] == ["p2", "p4"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_c69_bad_pictures_are_substituted(damaged, workers):
+    """Substitution keeps the length, is the same every time, and counts."""
+    runs = []
+    for _ in range(2):
+        data = ff.ShardDataset(damaged, IMAGES, on_error="substitute")
+        (batch,) = ff.DataLoader(data, batch_size=6, num_workers=workers)
+        labels = batch["label"].tolist()
+        assert len(labels) == 6
+        assert labels[0] == 0
+        assert not {2, 4} & set(labels)
+        assert data.bad_count >= 2
+        runs.append(labels)
+    assert runs[0] == runs[1]
+
+
+def test_wrong_options_are_named(photo_shards):
+    """Each option that cannot be honoured is an OptionError naming it."""
+    source = shards_of(photo_shards)
+    with pytest.raises(OptionError, match="on_error"):
+        ff.ShardDataset(source, FIELDS, on_error="ignore")
+    with pytest.raises(OptionError, match="shuffle_window"):
+        ff.ShardDataset(source, FIELDS, shuffle_window="big")
+    with pytest.raises(OptionError, match="transform"):
+        ff.ShardDataset(source, FIELDS, transform=3)
+
+
+def test_c01_cut_shard_raises(photo_shards):
+    """A shard cut after it was indexed is an error, not a short epoch."""
+    source = shards_of(photo_shards)
+    ff.ShardDataset(source, FIELDS)
+    shard = photo_shards / "photos-000001.tar"
+    data = shard.read_bytes()
+    shard.write_bytes(data[: len(data) - 20_000])
+    with pytest.raises(ShardError, match="photos-000001"):
+        list(ff.DataLoader(ff.ShardDataset(source, FIELDS), batch_size=6))
