@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from fastfeed.fields import Field
     from fastfeed.policy import BadSample, FeedReport, OnError
+    from fastfeed.stats import Stats
 
 log = logging.getLogger("fastfeed")
 
@@ -150,8 +151,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
         """Return the sampler for `shuffle=`."""
         return ShardSampler(self, shuffle=shuffle)
 
-    def fastfeed_report(self, report: FeedReport) -> None:
-        """Take in what a feed met beside a batch."""
+    def fastfeed_report(self, report: FeedReport, stats: Stats | None = None) -> None:
+        """Take in what a feed met beside a batch; `stats` of the loader gets the times."""
+        if stats is not None:
+            for step, seconds in report.steps_s.items():
+                stats.spent(step, seconds)
         for bad in report.bad:
             if self._bad.add(bad):
                 log.warning(

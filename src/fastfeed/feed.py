@@ -11,12 +11,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
+from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.ragged import Ragged
 from fastfeed.decoding.compile import compile_fields
 from fastfeed.errors import FastfeedError, SampleError, ShardError, located
@@ -29,30 +30,15 @@ from fastfeed.reading.read import Records, read
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import NDArray
 
+    from fastfeed.collating.collate import Writer
     from fastfeed.fields import Field
     from fastfeed.policy import OnError
     from fastfeed.reading.shards import ShardSet
     from fastfeed.transform import Transform
 
     Values = dict[str, Any]
-
-
-class Writer(Protocol):
-    """Lends the memory that a batch is written to: a slot shared with the trainer, or the heap."""
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return uninitialised memory that goes to the trainer with the batch."""
-        ...
-
-
-class HeapWriter:
-    """Memory of the process itself, for feeds without workers and for single samples."""
-
-    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return a fresh array."""
-        return np.empty(shape, dtype)
 
 
 @dataclass(frozen=True, slots=True)

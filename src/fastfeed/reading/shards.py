@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,11 @@ class ShardSet:
         self._names = listing.paths
         self._cache = None if cache is None else Path(cache)
         self._max_open = max_open
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._open: dict[int, OpenShard] = {}
+        self._used: dict[int, int] = {}
+        self._clock = count()
         self._fields = listing.fields
+        self._field_counts = listing.counts
         counts, sizes = self._count(listing.entries)
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         """Number of the first sample of each shard, and the number of all: int64 [shards + 1]."""
@@ -104,6 +108,15 @@ class ShardSet:
     def fields(self) -> tuple[str, ...]:
         """Names of the fields that any sample has, sorted."""
         return tuple(sorted(self._fields))
+
+    def count_fields(self) -> dict[str, int]:
+        """Return for each field how many samples have it; without a manifest this opens all."""
+        if self._field_counts is not None:
+            return dict(self._field_counts)
+        counts: Counter[str] = Counter()
+        for shard in range(self.shard_count):
+            counts.update(self.open(shard).index.counts())
+        return dict(sorted(counts.items()))
 
     def name(self, shard: int) -> str:
         """Return the path of a shard as the user wrote it."""
@@ -150,17 +163,21 @@ class ShardSet:
         return opened
 
     def _opened(self, number: int) -> OpenShard:
-        # No lock: one held by another thread while a process forks would never be released.
-        # Each step is atomic; two threads may open the same shard, and one of them is dropped.
-        try:
-            opened = self._open[number]
-            self._open.move_to_end(number)
-        except KeyError:
-            opened = self._open[number] = self._open_now(self._names[number])
-            while len(self._open) > self._max_open:
+        # No lock: one held by another thread while a process forks would never be released. Each
+        # step on the plain dictionaries is atomic; two threads may open the same shard, and one
+        # of the two is dropped. Closing runs Python code, so nothing is replaced in place.
+        self._used[number] = next(self._clock)
+        opened = self._open.get(number)
+        if opened is None:
+            opened = self._open.setdefault(number, self._open_now(self._names[number]))
+            for idle in sorted(self._open.copy(), key=self._last_use)[: -self._max_open]:
                 # Whoever still reads from it holds it open.
-                self._open.popitem(last=False)
+                self._open.pop(idle, None)
+                self._used.pop(idle, None)
         return opened
+
+    def _last_use(self, number: int) -> int:
+        return self._used.get(number, -1)
 
     def _open_now(self, name: str) -> OpenShard:
         storage = open_storage(name)
@@ -176,4 +193,4 @@ class ShardSet:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": OrderedDict()}
+        return {**self.__dict__, "_open": {}, "_used": {}, "_clock": count()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ class Listing:
     entries: tuple[ShardEntry | None, ...]
     fields: frozenset[str]
     """Fields that the manifests name."""
+    counts: dict[str, int] | None
+    """For each field how many samples have it, if manifests list all of the shards."""
 
 
 def list_shards(
@@ -39,18 +42,22 @@ def list_shards(
     manifests = _Manifests()
     paths: list[str] = []
     entries: list[ShardEntry | None] = []
+    counts: Counter[str] | None = Counter()
     for item in (os.fspath(item) for item in items):
         if (folder := _folder_of_manifest(item)) is not None:
             manifest = manifests.require(folder)
             paths += (os.path.join(folder, shard.name) for shard in manifest.shards)  # noqa: PTH118
             entries += manifest.shards
+            if counts is not None:
+                counts.update(manifest.fields)
         else:
             names = expand(item)
             paths += names
             entries += map(manifests.entry, names)
+            counts = None
     if not paths:
         raise OptionError(f"{source!r} names no shard", way_out="Name a folder or at least a tar")
-    return Listing(tuple(paths), tuple(entries), manifests.fields())
+    return Listing(tuple(paths), tuple(entries), manifests.fields(), counts)
 
 
 def _folder_of_manifest(item: str) -> str | None:

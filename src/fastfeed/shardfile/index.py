@@ -231,15 +231,8 @@ class _Grouping:
     def finish(self, shard_bytes: int) -> ShardIndex:
         """Return the index, its fields sorted by name."""
         fields = sorted(self._columns)
+        self._check_fields(fields)
         entries = len(self._places) // 2
-        if len(fields) > _FIELD_LIMIT or len(self._rows) * len(fields) > _SPREAD * entries:
-            raise ShardError(
-                f"its {len(self._rows):,} samples have {len(fields):,} different fields, such as "
-                f"{fields[0]!r} and {fields[-1]!r}",
-                way_out="The key of a sample ends at the first dot of the base name: rename the "
-                "members so that keys hold no dots",
-                shard=self._shard,
-            )
         cells = np.zeros((len(self._rows), len(fields), _WIDTH), "<u8")
         cells[..., 0] = MISSING
         places = np.frombuffer(self._places, np.uint64).reshape(entries, 2)
@@ -252,6 +245,25 @@ class _Grouping:
         if fields:
             rows = cells.reshape(-1).view(rows.dtype)
         return ShardIndex(tuple(fields), rows, shard_bytes, self._skipped)
+
+    def _check_fields(self, fields: list[str]) -> None:
+        """Refuse names that no index can hold, and those that are really parts of keys."""
+        entries = len(self._places) // 2
+        if len(fields) > _FIELD_LIMIT or len(self._rows) * len(fields) > _SPREAD * entries:
+            raise ShardError(
+                f"its {len(self._rows):,} samples have {len(fields):,} different fields, such as "
+                f"{fields[0]!r} and {fields[-1]!r}",
+                way_out="The key of a sample ends at the first dot of the base name: rename the "
+                "members so that keys hold no dots",
+                shard=self._shard,
+            )
+        for name in fields:
+            if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+                raise ShardError(
+                    f"the field name {name!r} is not UTF-8",
+                    way_out="Rename the members",
+                    shard=self._shard,
+                )
 
     def _error(self, fact: str, member: Member, way_out: str) -> ShardError:
         key, field_name = split_name(member.name) or (None, None)

@@ -7,13 +7,14 @@ multiply. Nothing is taken from the environment and nothing is run.
 from __future__ import annotations
 
 import re
-from itertools import islice, product
+from itertools import product
+from math import prod
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
 LIMIT = 10_000_000
 """Names that one pattern may stand for; more is a slip of the pen."""
@@ -43,13 +44,12 @@ def _expand_part(part: str, pattern: str) -> list[str]:
             way_out="Write it as train-{000000..000146}.tar, {train,extra}.tar or a.tar::b.tar",
         )
     choices = [_choices(p, pattern) if i % 2 else (p,) for i, p in enumerate(pieces)]
-    names = ["".join(parts) for parts in islice(product(*choices), LIMIT + 1)]
-    if len(names) > LIMIT:
+    if prod(map(len, choices)) > LIMIT:
         raise _too_many(pattern)
-    return names
+    return ["".join(parts) for parts in product(*choices)]
 
 
-def _choices(braces: str, pattern: str) -> Iterable[str]:
+def _choices(braces: str, pattern: str) -> Sequence[str]:
     ends = _RANGE.fullmatch(braces)
     if ends is None:
         return braces.split(",") if "," in braces else (f"{{{braces}}}",)

@@ -51,7 +51,8 @@ _KINDS: dict[bytes, Kind] = {
 # Links, devices, folders and pipes: whatever their size field says, no data follows them.
 _HEADER_ONLY = frozenset(b"123456")
 # GNU long name and long link; pax, pax as Solaris marks it, and pax for all members to come.
-_EXTENSIONS = frozenset((b"L", b"K", b"x", b"X", b"g"))
+_PAX = frozenset((b"x", b"X"))
+_EXTENSIONS = _PAX | {b"L", b"K", b"g"}
 
 
 class ReadAt(Protocol):
@@ -117,17 +118,21 @@ class _Reader:
     def member(self, position: int) -> tuple[Member | None, int]:
         """Return the member at `position` (None at the end blocks) and where the next begins."""
         first = position
-        own = Overrides()
+        # Most members have no extension headers; then only what holds for all counts.
+        own = self._common
         while True:
             block = self._block(position)
             if block == _ZEROS:
-                if own != Overrides():
+                if own is not self._common:
                     self._fail("extension headers without a member", first)
                 return None, position
             size = self._size_in(block, position)
             flag = block[156:157]
             if flag not in _EXTENSIONS:
                 return self._finish(block, first, position + BLOCK, size=size, own=own)
+            if flag in _PAX or (flag != b"g" and own is self._common):
+                # Of several pax headers before a member the last counts alone, as in GNU tar.
+                own = Overrides()
             self._extend(flag, self._extension(position, size), position, own=own)
             position += BLOCK + padded(size)
 
@@ -147,7 +152,7 @@ class _Reader:
         self, block: bytes, first: int, position: int, *, size: int, own: Overrides
     ) -> tuple[Member, int]:
         """Build the member from its own header block and what extensions say of it."""
-        over = own.over(self._common)
+        over = own if own is self._common else own.over(self._common)
         flag = block[156]
         kind = _KINDS.get(block[156:157], "other")
         name = over.name if over.name is not None else header_name(block)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +27,15 @@ class LocalFile:
         self._shown = shown or path
         self._descriptor = -1
         try:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._size = os.fstat(self._descriptor).st_size
+            # Without O_NONBLOCK opening a named pipe would wait for somebody to write to it.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(path, flags)
+            status = os.fstat(self._descriptor)
         except (OSError, ValueError) as error:
             raise self._failed("open", error) from error
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{self._shown!r} is no regular file", way_out="Name a tar file")
+        self._size = status.st_size
 
     @property
     def size(self) -> int:

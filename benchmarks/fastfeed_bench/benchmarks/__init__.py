@@ -1,0 +1,1 @@
+"""The benchmarks by name; each module describes its cases and how equal work is told."""

@@ -1,0 +1,1 @@
+"""What each library has to do, by library; every module is loaded only in its own process."""

@@ -1,0 +1,275 @@
+"""One pass over a loader: jobs go round the workers, batches come back in order.
+
+The iterators extend torch's own, so that seeds, samplers, warnings and pinning are torch's. The
+order in which the sampler is asked, and how far ahead, is torch's too: batches, shuffles and
+augmentations are the same to the bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import (
+    _BaseDataLoaderIter,
+    _SingleProcessDataLoaderIter,
+    default_collate,
+)
+
+from fastfeed.collating.collate import HeapWriter
+from fastfeed.collating.pack import unpack
+from fastfeed.errors import FastfeedError, WorkerError
+from fastfeed.topology import memory_limit
+from fastfeed.worker import Failure, Result, WorkerSetup
+from fastfeed.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from fastfeed.loader import DataLoader
+    from fastfeed.worker import Fetcher
+
+log = logging.getLogger("fastfeed")
+
+# Shared memory that all workers of a loader may take at the most, of what the machine has left;
+# pages are taken only as batches need them.
+_MEMORY_SHARE = 0.5
+_LEAST_REGION = 64 << 20
+# Batches that a user may hold of one worker, beyond those on their way, before they are copied.
+_KEPT = 2
+
+
+class WorkerIterator(_BaseDataLoaderIter):
+    """Batches made by worker processes."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        super().__init__(loader)
+        self._stats = loader.stats
+        self._prefetch = loader.prefetch_factor or 2
+        self._in_order = getattr(loader, "in_order", True)
+        self._told = False
+        self._generation = -1
+        self._pool = self._start(loader)
+        self._close = weakref.finalize(self, self._pool.close)
+        self._reset(loader, first_iter=True)
+
+    def _start(self, loader: DataLoader) -> WorkerPool:
+        setups = [
+            WorkerSetup(
+                dataset=self._dataset,
+                kind=self._dataset_kind,
+                auto_collation=self._auto_collation,
+                collate_fn=self._collate_fn,
+                drop_last=self._drop_last,
+                base_seed=self._base_seed,
+                init_fn=loader.worker_init_fn,
+                worker=worker,
+                workers=self._num_workers,
+                threads=loader.worker_threads,
+                trainer=os.getpid(),
+            )
+            for worker in range(self._num_workers)
+        ]
+        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        return WorkerPool(context, setups, capacity=loader.region_bytes(memory_limit()))
+
+    def _reset(self, loader: DataLoader, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
+        super()._reset(loader, first_iter)
+        self._epoch = loader.begin_epoch()
+        self._generation += 1
+        self._sent = self._next = 0
+        self._owners: dict[int, int] = {}
+        self._samples: dict[int, int] = {}
+        self._arrived: dict[int, tuple[Result, list[bytes]]] = {}
+        self._active = [True] * self._num_workers
+        self._tasks = [0] * self._num_workers
+        self._cycle = itertools.cycle(range(self._num_workers))
+        if not first_iter:
+            for worker in range(self._num_workers):
+                self._pool.send(
+                    worker, generation=self._generation, number=None, index=None, epoch=self._epoch
+                )
+        for _ in range(self._prefetch * self._num_workers):
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Ask the sampler for one more batch and give it to the next worker in turn."""
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
+        for _ in range(self._num_workers):
+            worker = next(self._cycle)
+            if self._active[worker] and (self._in_order or self._tasks[worker] < self._prefetch):
+                break
+        else:
+            return
+        number = self._sent
+        self._sent += 1
+        self._owners[number] = worker
+        self._samples[number] = len(index) if self._auto_collation else 1
+        self._tasks[worker] += 1
+        self._pool.send(
+            worker, generation=self._generation, number=number, index=index, epoch=self._epoch
+        )
+
+    def _next_data(self) -> Any:
+        started = time.perf_counter()
+        try:
+            while True:
+                result, private = self._await_next()
+                self._dispatch()
+                samples = self._samples.pop(result.number)
+                if result.report is not None:
+                    self._dataset.fastfeed_report(result.report, self._stats)
+                if result.failure is not None:
+                    raise rebuild(result.failure, result.worker)
+                if result.packed is not None:
+                    return self._deliver(result, private, samples=samples, started=started)
+        except WorkerError:
+            self._close()
+            raise
+
+    def _await_next(self) -> tuple[Result, list[bytes]]:
+        """Return the next result in turn; StopIteration when all were delivered."""
+        while True:
+            while self._next < self._sent:
+                owner = self._owners.get(self._next)
+                if owner is not None and (self._next in self._arrived or self._active[owner]):
+                    break
+                self._owners.pop(self._next, None)  # its worker ended before it came to this one
+                self._next += 1
+            else:
+                if not self._persistent_workers:
+                    self._close()
+                raise StopIteration
+            if self._next in self._arrived:
+                number = self._next
+                self._next += 1
+                del self._owners[number]
+                return self._arrived.pop(number)
+            self._collect()
+            if not self._in_order and self._arrived:
+                number = next(iter(self._arrived))
+                del self._owners[number]
+                return self._arrived.pop(number)
+
+    def _collect(self) -> None:
+        """Take in what has arrived, waiting for something."""
+        got = False
+        for result, private in self._pool.receive(self._timeout or None):
+            got = True
+            if result.generation != self._generation:  # of an epoch that was left early
+                self._pool.lender(result.worker).open(result.extents).seal()
+            elif result.ended:
+                self._active[result.worker] = False
+                self._owners.pop(result.number, None)
+                self._dispatch()
+            else:
+                self._tasks[result.worker] -= 1
+                self._arrived[result.number] = (result, private)
+        if not got:
+            self._close()
+            raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+    def _deliver(
+        self, result: Result, private: list[bytes], *, samples: int, started: float
+    ) -> Any:
+        """Return the batch of a result: lying in the region, or copied if many are held."""
+        lender = self._pool.lender(result.worker)
+        packed = result.packed
+        if packed is None:
+            raise RuntimeError("a result without a batch is not delivered")
+        capacity = lender.region.capacity
+        room = capacity // max(1, packed.nbytes) - self._prefetch - 1
+        copy = self._pin_memory or lender.lent >= min(room, self._prefetch + _KEPT)
+        batch = unpack(packed, private, lender.open(result.extents), copy=copy)
+        if self._pin_memory:
+            batch = pin_memory.pin_memory(batch, self._pin_memory_device)
+        elif copy and not self._told:
+            self._told = True
+            log.info("many batches are kept at a time; they are copied out of shared memory")
+        self._stats.delivered(
+            wait_s=time.perf_counter() - started,
+            busy_s=result.busy_s,
+            samples=samples,
+            nbytes=packed.nbytes,
+            copied=copy and not self._pin_memory,
+        )
+        return batch
+
+
+class InProcessIterator(_SingleProcessDataLoaderIter):
+    """Batches made in the trainer's own process, when there are no workers."""
+
+    def __init__(self, loader: DataLoader) -> None:
+        super().__init__(loader)
+        self._stats = loader.stats
+        self._epoch = loader.begin_epoch()
+        self._fetcher: Fetcher | None = None
+        own = getattr(self._dataset, "fastfeed_fetcher", None)
+        if own is not None:
+            if self._auto_collation and self._collate_fn is default_collate:
+                self._fetcher = own(threads=loader.worker_threads)
+            else:
+                self._dataset.set_epoch(self._epoch)
+
+    def _next_data(self) -> Any:
+        started = time.perf_counter()
+        index = self._next_index()
+        batch = self._make(index)
+        seconds = time.perf_counter() - started
+        self._stats.delivered(
+            wait_s=seconds,
+            busy_s=seconds,
+            samples=len(index) if self._auto_collation else 1,
+            nbytes=0,
+            copied=False,
+        )
+        return batch
+
+    def _make(self, index: Any) -> Any:
+        """Return the batch of an index; with skipped samples perhaps a later one."""
+        if self._fetcher is None:
+            batch = self._dataset_fetcher.fetch(index)
+        else:
+            batch = self._fetcher.fetch(index, self._epoch, HeapWriter())
+            self._dataset.fastfeed_report(self._fetcher.take_report(), self._stats)
+            if batch is None:  # every sample of it was skipped
+                return self._make(self._next_index())
+        if self._pin_memory:
+            batch = pin_memory.pin_memory(batch, self._pin_memory_device)
+        return batch
+
+
+def region_bytes(limit: int | None, workers: int) -> int:
+    """Return the size of each worker's region when `limit` bytes of memory are left."""
+    share = int((limit or _LEAST_REGION * 64) * _MEMORY_SHARE) // workers
+    return max(_LEAST_REGION, share // 4096 * 4096)
+
+
+def rebuild(failure: Failure, worker: int) -> Exception:
+    """Return a worker's exception: its own type where that can be made, with its traceback."""
+    where = f"in DataLoader worker process {worker}"
+    if isinstance(failure.error, FastfeedError):
+        failure.error.add_note(f"Raised {where}:\n{failure.text}")
+        return failure.error
+    text = f"Caught {failure.name} {where}.\nOriginal {failure.text}"
+    kind = failure.kind
+    if kind is None or issubclass(kind, StopIteration):
+        return WorkerError(text)
+    try:
+        if kind is KeyError:
+            return KeyError(torch._utils.KeyErrorMessage(text))  # noqa: SLF001
+        if getattr(kind, "message", None):
+            error = kind(message=text)  # type: ignore[call-arg]
+        else:
+            error = kind(text)
+    except Exception:  # noqa: BLE001 - its constructor wants other arguments
+        return WorkerError(text)
+    return error if isinstance(error, Exception) else WorkerError(text)
+
