@@ -175,9 +175,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         for output, field in self.fields.items():
             if not any(name in held for name in field.names):
                 asked = " or ".join(f"`{name}`" for name in field.names)
+                counts = self.shards.count_fields()
+                seen = ", ".join(f"`{name}` ({count:,})" for name, count in counts.items())
                 raise MissingFieldError(
-                    f"0 of {len(self)} samples have field {asked}; "
-                    f"fields seen: {', '.join(f'`{name}`' for name in held)}",
+                    f"0 of {len(self)} samples have field {asked}; fields seen: {seen}",
                     field=output,
                     way_out="Ask for a field that the shards hold",
                 )

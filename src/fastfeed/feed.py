@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     Values = dict[str, Any]
 
 
+_PAGE = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
     """What a data set asks of its feed."""
@@ -87,11 +90,14 @@ class Feed:
         """Return samples one by one, as tensors of their own memory, in the order asked for."""
         wanted = np.asarray(indices, dtype=np.int64)
         records = self._read(wanted, lambda n: np.empty(n, dtype=np.uint8))
-        found = (
-            self._usable(records, i, int(index), epoch, self._rows_of_one())
-            for i, index in enumerate(wanted)
-        )
-        return [values for values in found if values is not None]
+        samples = []
+        for i, index in enumerate(wanted):
+            rows = self._rows_of_one()
+            values = self._usable(records, i, int(index), epoch, rows)
+            if values is not None:
+                transformed = self._options.transform is not None
+                samples.append(values if transformed else self._as_sample(rows, values))
+        return samples
 
     def take_report(self) -> FeedReport:
         """Return what happened since the last call: seconds by step, and bad samples."""
@@ -135,7 +141,9 @@ class Feed:
     def _borrow(self, nbytes: int) -> NDArray[np.uint8]:
         """Return scratch memory that is valid until the next batch."""
         if len(self._scratch) < nbytes:
-            self._scratch = np.empty(nbytes + nbytes // 4, dtype=np.uint8)
+            # At the start of a page: reads into memory just above it can be many times slower.
+            memory = np.empty(nbytes + nbytes // 4 + _PAGE, dtype=np.uint8)
+            self._scratch = memory[-memory.ctypes.data % _PAGE :]
         return self._scratch[:nbytes]
 
     # Decoding
@@ -150,7 +158,7 @@ class Feed:
         """Decode every sample into its row; None stands for one that was skipped."""
 
         def decode(i: int) -> Values | None:
-            own = {name: row[i] for name, row in rows.items()} or self._rows_of_one()
+            own = {name: row[i, ...] for name, row in rows.items()} or self._rows_of_one()
             return self._usable(records, i, int(wanted[i]), epoch, own)
 
         if self._pool is None:
@@ -221,7 +229,7 @@ class Feed:
                 raise error from error.__cause__
         if self._options.transform is None:
             return values
-        return self._options.transform(self.as_sample(rows, values), draw)
+        return self._options.transform(self._as_sample(rows, values), draw)
 
     # Collating
 
@@ -233,9 +241,9 @@ class Feed:
         }
 
     def _rows_of_one(self) -> dict[str, NDArray[Any]]:
-        return {name: row[0] for name, row in self._rows(1, HeapWriter()).items()}
+        return {name: row[0, ...] for name, row in self._rows(1, HeapWriter()).items()}
 
-    def as_sample(self, rows: Mapping[str, NDArray[Any]], values: Values) -> Values:
+    def _as_sample(self, rows: Mapping[str, NDArray[Any]], values: Values) -> Values:
         """Return one sample as the user sees it: tensors, pictures as [channels, height, width]."""
         sample = {name: self._tensor(name, row) for name, row in rows.items()} | values
         return {name: self._value(name, sample[name]) for name in self._options.fields}

@@ -1,0 +1,241 @@
+"""Field descriptions made ready to work: what to read, what shape comes out, and the decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfeed.decoding.draw import Draw
+from fastfeed.decoding.picture import JPEG_DECODERS, decode_image, decode_mask
+from fastfeed.decoding.values import (
+    decode_array,
+    decode_coordinates,
+    decode_float,
+    decode_int,
+    decode_json,
+    decode_text,
+    move_boxes,
+    move_points,
+)
+from fastfeed.decoding.window import Window, draw_window, fixed_size, same_window
+from fastfeed.errors import DecodeError, MissingFieldError, OptionError, located
+from fastfeed.fields import (
+    Array,
+    Boxes,
+    Bytes,
+    Field,
+    Float,
+    Image,
+    Int,
+    Json,
+    Keypoints,
+    Mask,
+    Normalize,
+    Text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one sample's output takes in a batch, where that is the same for every sample."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    channels_last: bool = False
+    """Whether the last axis is the channels, which users see before height and width."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    name: str
+    field: Field
+    normalize: Normalize | None
+    leader: str | None
+    """Output whose window and draw this one takes."""
+
+
+class SampleDecoder:
+    """Decodes the fields of one sample; may be used by several threads at a time.
+
+    `sources` names the fields of the shard to read; `layout` the outputs whose rows have one shape.
+    """
+
+    def __init__(
+        self, fields: Mapping[str, Field], *, jpeg_decoders: Sequence[str] = JPEG_DECODERS
+    ) -> None:
+        unknown = set(jpeg_decoders) - set(JPEG_DECODERS)
+        if unknown:
+            raise OptionError(f"no such JPEG decoder: {', '.join(sorted(unknown))}")
+        self._decoders = tuple(jpeg_decoders)
+        self._outputs = _in_order(fields)
+        self.sources = tuple(dict.fromkeys(n for f in fields.values() for n in f.names))
+        rows = {output.name: _row(output, fields) for output in self._outputs}
+        self.layout: Mapping[str, Row] = MappingProxyType(
+            {name: row for name, row in rows.items() if row is not None}
+        )
+
+    def channels_last(self, name: str) -> bool:
+        """Say whether an output is a picture with its channels as the last axis."""
+        return any(o.name == name and isinstance(o.field, Image) for o in self._outputs)
+
+    def decode(
+        self,
+        sources: Mapping[str, memoryview | None],
+        *,
+        draw: tuple[int, int, int],
+        rows: Mapping[str, NDArray[Any]],
+    ) -> dict[str, Any]:
+        """Decode one sample: outputs of `layout` into `rows`, the others returned by name.
+
+        `draw` is (seed, epoch, sample). Raises MissingFieldError and DecodeError with the field.
+        """
+        values: dict[str, Any] = {}
+        windows: dict[str, Window] = {}
+        for output in self._outputs:
+            source, data = _find(output, sources)
+            with located(field=source):
+                value = self._value(output, data, draw, rows.get(output.name), windows)
+            if output.name in self.layout:
+                if not isinstance(output.field, Image):
+                    rows[output.name][...] = value
+            else:
+                values[output.name] = value
+        return values
+
+    def _value(
+        self,
+        output: _Output,
+        data: memoryview,
+        draw: tuple[int, int, int],
+        row: NDArray[Any] | None,
+        windows: dict[str, Window],
+    ) -> Any:
+        field = output.field
+        if isinstance(field, Image | Mask):
+            leader = windows.get(output.leader or "")
+
+            def window_of(height: int, width: int) -> Window:
+                if leader is not None:
+                    window = same_window(leader, height, width)
+                else:
+                    stream = Draw(draw, output.name)
+                    window = draw_window(field.transforms, height, width, stream)
+                windows[output.name] = window
+                return window
+
+            if isinstance(field, Mask):
+                return decode_mask(data, field, window_of)
+            picture, _ = decode_image(
+                data,
+                field,
+                window_of,
+                out=row,
+                normalize=output.normalize,
+                decoders=self._decoders,
+            )
+            return picture
+        if isinstance(field, Boxes):
+            boxes = decode_coordinates(data, 4)
+            return move_boxes(boxes, windows[field.like], field.format)
+        if isinstance(field, Keypoints):
+            return move_points(decode_coordinates(data, 2), windows[field.like])
+        if isinstance(field, Array):
+            return _checked(decode_array(data), field)
+        return _PLAIN[type(field)](data)
+
+
+_PLAIN = {
+    Int: decode_int,
+    Float: decode_float,
+    Text: decode_text,
+    Json: decode_json,
+    Bytes: bytes,
+}
+
+
+def compile_fields(
+    fields: Mapping[str, Field], *, jpeg_decoders: Sequence[str] = JPEG_DECODERS
+) -> SampleDecoder:
+    """Return the decoder of a sample's fields; OptionError if they do not fit together."""
+    return SampleDecoder(fields, jpeg_decoders=jpeg_decoders)
+
+
+def _in_order(fields: Mapping[str, Field]) -> list[_Output]:
+    """Return the outputs, those that lead a window before those that follow it."""
+    outputs = []
+    for name, field in fields.items():
+        if not isinstance(field, Field):
+            raise OptionError(
+                f"{name!r}: {field!r} describes no field", way_out='Write for example ff.Int("cls")'
+            )
+        transforms = field.transforms if isinstance(field, Image | Mask) else ()
+        fixed_size(transforms)
+        last = transforms[-1] if transforms else None
+        normalize = last if isinstance(last, Normalize) else None
+        leader = getattr(field, "like", None)
+        outputs.append(_Output(name, field, normalize, leader))
+        if leader is None:
+            continue
+        leading = fields.get(leader)
+        if not isinstance(leading, Image | Mask) or leading.like is not None or leader == name:
+            raise OptionError(
+                f"{name!r} is like {leader!r}, which is no picture with a geometry of its own",
+                way_out="Name the output that has the transforms",
+            )
+    return sorted(outputs, key=lambda output: output.leader is not None)
+
+
+def _row(output: _Output, fields: Mapping[str, Field]) -> Row | None:
+    field = output.field
+    if isinstance(field, Int):
+        return Row((), np.dtype(np.int64))
+    if isinstance(field, Float):
+        return Row((), np.dtype(np.float64))
+    if isinstance(field, Array) and field.shape is not None:
+        return Row(field.shape, np.dtype(field.dtype))
+    if not isinstance(field, Image | Mask):
+        return None
+    leading = fields[output.leader] if output.leader else field
+    size = fixed_size(leading.transforms) if isinstance(leading, Image | Mask) else None
+    if size is None:
+        return None
+    if isinstance(field, Mask):
+        return Row(size, np.dtype(np.uint8))
+    kind = np.dtype(np.float32 if output.normalize else field.dtype)
+    return Row((*size, _CHANNELS[field.mode]), kind, channels_last=True)
+
+
+def _find(output: _Output, sources: Mapping[str, memoryview | None]) -> tuple[str, memoryview]:
+    for name in output.field.names:
+        data = sources.get(name)
+        if data is not None:
+            return name, data
+    asked = " or ".join(f"`{name}`" for name in output.field.names)
+    there = ", ".join(f"`{name}`" for name, data in sources.items() if data is not None)
+    raise MissingFieldError(
+        f"the sample has no field {asked}; of those asked for it has {there or 'none'}",
+        field=output.field.names[0],
+        way_out="Pack the field, name an alternative, or use on_error='skip'",
+    )
+
+
+def _checked(value: Any, field: Array) -> Any:
+    if field.shape is None:
+        return value
+    if not isinstance(value, np.ndarray) or value.shape != field.shape:
+        raise DecodeError(
+            f"an array of shape {getattr(value, 'shape', None)}, not {field.shape} as declared"
+        )
+    if value.dtype != np.dtype(field.dtype):
+        raise DecodeError(f"an array of {value.dtype}, not {field.dtype} as declared")
+    return value

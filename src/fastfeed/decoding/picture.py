@@ -1,0 +1,257 @@
+"""One picture: header, window, the cheapest decoder that can do it, resize, orientation, row."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastfeed.decoding import pillow, turbojpeg
+from fastfeed.decoding.exif import jpeg_orientation, stored_box, turn
+from fastfeed.decoding.jpeg_header import START, is_complete
+from fastfeed.decoding.resize import flip_into, resize_into, resize_nearest
+from fastfeed.decoding.window import Box, Window
+from fastfeed.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from fastfeed.fields import Image, Mask, Normalize
+
+JPEG_DECODERS = ("turbojpeg", "simplejpeg", "pillow")
+"""In the order of preference; each leaves to the next what it cannot do."""
+
+
+class _Scratch(threading.local):
+    """Memory of one thread that grows to the largest picture and is used again for each."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, NDArray[np.uint8]] = {}
+
+    def piece(self, name: str, nbytes: int) -> NDArray[np.uint8]:
+        """Return `nbytes` that are valid until the same name is asked for again."""
+        held = self._pieces.get(name)
+        if held is None or len(held) < nbytes:
+            held = self._pieces[name] = np.empty(nbytes, np.uint8)
+        return held[:nbytes]
+
+
+_scratch = _Scratch()
+
+
+class _Part(NamedTuple):
+    """A decoded region, and what is still to be done to it."""
+
+    pixels: NDArray[Any]
+    window: Window
+    orientation: int
+
+
+def decode_image(
+    data: memoryview,
+    field: Image,
+    window_of: Callable[[int, int], Window],
+    *,
+    out: NDArray[Any] | None,
+    normalize: Normalize | None,
+    decoders: Sequence[str],
+) -> tuple[NDArray[Any], Window]:
+    """Decode a picture into `out` [h, w, channels], or fresh memory, and return it with its window.
+
+    `window_of(height, width)` is asked once the size of the displayed picture is known.
+    """
+    part = _decode_part(data, field, window_of, decoders)
+    window = part.window
+    shape = (*window.shape, part.pixels.shape[2])
+    if out is None:
+        kind = np.dtype(np.float32 if normalize else field.dtype)
+        out = np.empty(shape, kind)
+    target = out
+    if normalize is not None:
+        raw = _scratch.piece("normalize", int(np.prod(shape)) * part.pixels.itemsize)
+        target = raw.view(part.pixels.dtype).reshape(shape)
+    _finish(part, target)
+    if normalize is not None:
+        _normalize(target, normalize, out)
+    return out, window
+
+
+def decode_mask(
+    data: memoryview, field: Mask, window_of: Callable[[int, int], Window]
+) -> NDArray[np.uint8]:
+    """Return the class numbers [h, w] of a mask."""
+    picture = pillow.open_picture(data, max_pixels=field.max_pixels)
+    orientation = pillow.orientation_of(picture) if field.exif == "apply" else 1
+    pixels = turn(pillow.decode_picture(picture, mode="index", wide=False), orientation)
+    window = window_of(*pixels.shape[:2])
+    x, y, w, h = window.crop
+    part = resize_nearest(pixels[y : y + h, x : x + w, 0], window.size)
+    out = np.zeros(window.shape, np.uint8)
+    _place(part, window.final, out)
+    return np.ascontiguousarray(out[:, ::-1]) if window.flip else out
+
+
+def _decode_part(
+    data: memoryview,
+    field: Image,
+    window_of: Callable[[int, int], Window],
+    decoders: Sequence[str],
+) -> _Part:
+    if data[:3] == START:
+        if field.truncated == "error" and not is_complete(data):
+            raise DecodeError(
+                f"the JPEG is cut short: its {len(data):,} bytes hold no end of the picture",
+                way_out="Repair the file, or use truncated='keep'",
+            )
+        if field.mode != "RGBA" and field.dtype == "uint8":
+            for name in decoders:
+                found = _JPEG[name](data, field, window_of) if name in _JPEG else None
+                if found is not None:
+                    return found
+    picture = pillow.open_picture(data, max_pixels=field.max_pixels)
+    orientation = pillow.orientation_of(picture) if field.exif == "apply" else 1
+    if field.truncated == "keep" and data[:3] == START:
+        data = _with_end(data)
+        picture = pillow.open_picture(data, max_pixels=field.max_pixels)
+    pixels = pillow.decode_picture(picture, mode=field.mode, wide=field.dtype == "uint16")
+    return _cut(pixels, orientation, window_of)
+
+
+def _with_end(data: memoryview) -> memoryview:
+    """Return a JPEG that was cut short with zeros and an end, so that Pillow fills it up."""
+    return memoryview(bytes(data) + bytes(1 << 16) + b"\xff\xd9")
+
+
+def _turbojpeg(
+    data: memoryview, field: Image, window_of: Callable[[int, int], Window]
+) -> _Part | None:
+    if turbojpeg.library() is None:
+        return None
+    source = np.frombuffer(data, np.uint8)
+    header = turbojpeg.read_header(source)
+    _check_budget(header.height, header.width, field)
+    if not header.supported:
+        return None
+    orientation = jpeg_orientation(data) if field.exif == "apply" else 1
+    height, width = _displayed(header.height, header.width, orientation)
+    window = window_of(height, width)
+    box = stored_box(window.crop, orientation, height, width)
+    shrink = _shrink(window)
+    pixels = turbojpeg.decode_region(
+        source,
+        header,
+        box,
+        shrink=shrink,
+        gray=field.mode == "L",
+        scratch=lambda nbytes: _scratch.piece("region", nbytes),
+        tolerant=field.truncated == "keep",
+    )
+    return _Part(pixels, window, orientation)
+
+
+def _simplejpeg(
+    data: memoryview, field: Image, window_of: Callable[[int, int], Window]
+) -> _Part | None:
+    import simplejpeg
+
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None  # Pillow says what is wrong, or can do it
+    _check_budget(height, width, field)
+    if space in {"CMYK", "YCCK"} or field.truncated == "keep":
+        return None
+    try:
+        pixels = simplejpeg.decode_jpeg(data, "GRAY" if field.mode == "L" else "RGB")
+    except ValueError:
+        return None
+    orientation = jpeg_orientation(data) if field.exif == "apply" else 1
+    return _cut(pixels, orientation, window_of)
+
+
+_JPEG = {"turbojpeg": _turbojpeg, "simplejpeg": _simplejpeg}
+
+
+def _check_budget(height: int, width: int, field: Image) -> None:
+    if height * width > field.max_pixels:
+        raise DecodeError(
+            f"{width}x{height} pixels are more than the budget of {field.max_pixels:,}",
+            way_out="If the picture is meant to be so large, raise max_pixels of the field",
+        )
+
+
+def _displayed(height: int, width: int, orientation: int) -> tuple[int, int]:
+    return (width, height) if orientation >= 5 else (height, width)
+
+
+def _cut(pixels: NDArray[Any], orientation: int, window_of: Callable[[int, int], Window]) -> _Part:
+    """Cut the window's region out of a whole stored picture."""
+    height, width = _displayed(*pixels.shape[:2], orientation)
+    window = window_of(height, width)
+    x, y, w, h = stored_box(window.crop, orientation, height, width)
+    return _Part(pixels[y : y + h, x : x + w], window, orientation)
+
+
+def _shrink(window: Window) -> int:
+    """Return how many times smaller the JPEG may be decoded and still be resized down, or not."""
+    down = window.crop.h / window.size[0]
+    across = window.crop.w / window.size[1]
+    for shrink in (8, 4, 2):
+        # The coefficients of a smaller block are an antialiased picture of half the size; beyond
+        # twice the target the resize itself does the rest of the filtering.
+        if min(down, across) >= 2 * shrink:
+            return shrink
+    return 1
+
+
+def _finish(part: _Part, out: NDArray[Any]) -> None:
+    """Resize, turn, cut or fill, and flip the region into its row."""
+    pixels, window, orientation = part
+    height, width = window.size
+    channels = pixels.shape[2]
+    plain = orientation == 1 and window.is_whole and not window.flip
+    if plain:
+        resize_into(pixels, out)
+        return
+    stored = _displayed(height, width, orientation)
+    if pixels.shape[:2] == stored and orientation == 1:
+        resized = pixels
+    else:
+        nbytes = height * width * channels * pixels.itemsize
+        memory = _scratch.piece("resized", nbytes).view(pixels.dtype)
+        resized = memory.reshape(*stored, channels)
+        resize_into(pixels, resized)
+    resized = turn(resized, orientation)
+    if not window.is_whole:
+        out[...] = 0
+        flipped = out[:, ::-1] if window.flip else out
+        _place(resized, window.final, flipped)
+    elif window.flip and orientation == 1 and out.dtype == np.uint8:
+        flip_into(resized, out)
+    else:
+        np.copyto(out, resized[:, ::-1] if window.flip else resized)
+
+
+def _place(source: NDArray[Any], final: Box, out: NDArray[Any]) -> None:
+    """Copy what the final box holds of `source` to its place in `out`."""
+    height, width = source.shape[:2]
+    x0, y0 = max(0, final.x), max(0, final.y)
+    x1, y1 = min(width, final.x + final.w), min(height, final.y + final.h)
+    if x0 < x1 and y0 < y1:
+        out[y0 - final.y : y1 - final.y, x0 - final.x : x1 - final.x] = source[y0:y1, x0:x1]
+
+
+def _normalize(pixels: NDArray[Any], normalize: Normalize, out: NDArray[Any]) -> None:
+    """Write (value / maximum - mean) / std of each channel as float32."""
+    top = float(np.iinfo(pixels.dtype).max)
+    mean = torch.tensor(normalize.mean, dtype=torch.float32)
+    std = torch.tensor(normalize.std, dtype=torch.float32)
+    target = torch.from_numpy(out)
+    if pixels.dtype == np.uint16:
+        pixels = pixels.astype(np.float32)
+    target.copy_(torch.from_numpy(pixels))
+    target.div_(top).sub_(mean).div_(std)

@@ -1,0 +1,213 @@
+"""The one door to libjpeg-turbo: decodes only a region of a JPEG, through ctypes.
+
+ctypes releases the GIL for each call. The library is a system libturbojpeg of version 3 or later,
+else the one inside the PyPI package `turbojpeg`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import threading
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fastfeed.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from fastfeed.decoding.window import Box
+
+_SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8
+_SCANLIMIT = 13
+_ARITHMETIC, _LOSSLESS = 14, 15
+_RGB, _GRAY = 0, 6
+_CMYK_SPACES = {3, 4}
+# Progressive files need few scans; thousands are an attack on time.
+_MOST_SCANS = 500
+# Size of a coded block of all channels in pixels (width, height), by subsampling.
+_UNITS = {0: (8, 8), 1: (16, 8), 2: (16, 16), 3: (8, 8), 4: (8, 16), 5: (32, 8), 6: (8, 32)}
+# Pixels beside the region that its colours are interpolated from.
+_BORDER = 4
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "xywh"]
+
+
+class _Factor(ctypes.Structure):
+    _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
+
+
+class Header(NamedTuple):
+    """What the decoder says of a JPEG before decoding it."""
+
+    height: int
+    width: int
+    subsampling: int
+    supported: bool
+    """Whether this decoder makes RGB of it; CMYK, 12-bit and the like are for others."""
+
+
+def _candidates() -> Iterator[str]:
+    system = ctypes.util.find_library("turbojpeg")
+    if system:
+        yield system
+    try:
+        files = metadata.files("turbojpeg") or []
+    except metadata.PackageNotFoundError:
+        return
+    for file in files:
+        if file.name.startswith("libturbojpeg") and ".so" in file.name:
+            yield str(file.locate())
+
+
+@cache
+def library() -> Any | None:
+    """Return libturbojpeg 3, or None if there is none here."""
+    for path in _candidates():
+        try:
+            found = ctypes.CDLL(path)
+            pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+            for name, result, arguments in (
+                ("tj3Init", pointer, [number]),
+                ("tj3Destroy", None, [pointer]),
+                ("tj3Get", number, [pointer, number]),
+                ("tj3Set", number, [pointer, number, number]),
+                ("tj3GetErrorStr", ctypes.c_char_p, [pointer]),
+                ("tj3GetErrorCode", number, [pointer]),
+                ("tj3DecompressHeader", number, [pointer, pointer, size]),
+                ("tj3SetCroppingRegion", number, [pointer, _Region]),
+                ("tj3SetScalingFactor", number, [pointer, _Factor]),
+                ("tj3Decompress8", number, [pointer, pointer, size, pointer, number, number]),
+            ):
+                function = getattr(found, name)
+                function.restype, function.argtypes = result, arguments
+        except (OSError, AttributeError):
+            continue
+        return found
+    return None
+
+
+class _Handle:
+    """One thread's decoder; freed with the thread."""
+
+    def __init__(self, functions: Any) -> None:
+        self.functions = functions
+        self.address = functions.tj3Init(1)
+        if not self.address:
+            raise MemoryError("libturbojpeg has no memory for a decoder")
+        functions.tj3Set(self.address, _SCANLIMIT, _MOST_SCANS)
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None):
+            self.functions.tj3Destroy(self.address)
+
+
+_own = threading.local()
+
+
+def _handle() -> _Handle:
+    handle: _Handle | None = getattr(_own, "handle", None)
+    if handle is None:
+        handle = _own.handle = _Handle(library())
+    return handle
+
+
+def read_header(data: NDArray[np.uint8]) -> Header:
+    """Return the header of a JPEG; DecodeError if it has none."""
+    handle = _handle()
+    functions, address = handle.functions, handle.address
+    if functions.tj3DecompressHeader(address, data.ctypes.data, len(data)) < 0:
+        raise DecodeError(_reason(handle))
+    height, width, subsampling, precision, space, arithmetic, lossless = (
+        functions.tj3Get(address, parameter)
+        for parameter in (
+            _HEIGHT,
+            _WIDTH,
+            _SUBSAMPLING,
+            _PRECISION,
+            _COLORSPACE,
+            _ARITHMETIC,
+            _LOSSLESS,
+        )
+    )
+    supported = (
+        precision == 8
+        and space not in _CMYK_SPACES
+        and subsampling in _UNITS
+        and arithmetic != 1
+        and lossless != 1
+    )
+    return Header(height, width, subsampling, supported)
+
+
+def decode_region(
+    data: NDArray[np.uint8],
+    header: Header,
+    box: Box,
+    *,
+    shrink: int,
+    gray: bool,
+    scratch: Any,
+    tolerant: bool,
+) -> NDArray[np.uint8]:
+    """Return a region of the picture as [height, width, channels], a view of scratch memory.
+
+    `read_header` of the same data must have been called just before, in this thread. `shrink` is
+    1, 2, 4 or 8: the region comes that many times smaller, rounded up. `scratch(nbytes)` gives the
+    memory. With `tolerant` a picture that was cut short is filled up as libjpeg does.
+    """
+    handle = _handle()
+    functions, address = handle.functions, handle.address
+    unit_w, unit_h = (max(1, side) for side in _UNITS[header.subsampling])
+    width, height = -(-header.width // shrink), -(-header.height // shrink)
+    left, top = box.x // shrink, box.y // shrink
+    right = min(width, -(-(box.x + box.w) // shrink))
+    below = min(height, -(-(box.y + box.h) // shrink))
+    # The region must begin at a coded block, and colours at its edges depend on their neighbours.
+    step = unit_w // shrink if unit_w % shrink == 0 and unit_w >= shrink else unit_w
+    first = max(0, left - _BORDER) // step * step
+    upper = max(0, top - _BORDER) // 2 * 2
+    region = _Region(
+        first,
+        upper,
+        min(width, right + _BORDER) - first,
+        min(height, below + _BORDER) - upper,
+    )
+    channels = 1 if gray else 3
+    memory = scratch(region.w * region.h * channels)
+    failed = (
+        functions.tj3SetScalingFactor(address, _Factor(1, shrink)) < 0
+        or functions.tj3SetCroppingRegion(address, region) < 0
+    )
+    if (
+        not failed
+        and functions.tj3Decompress8(
+            address, data.ctypes.data, len(data), memory.ctypes.data, 0, _GRAY if gray else _RGB
+        )
+        < 0
+    ):
+        reason = _reason(handle)
+        fatal = functions.tj3GetErrorCode(address) != 0
+        failed = fatal or (not tolerant and "premature end" in reason.lower())
+    else:
+        reason = _reason(handle) if failed else ""
+    # The next header must not meet a region of this picture.
+    functions.tj3SetCroppingRegion(address, _Region(0, 0, 0, 0))
+    functions.tj3SetScalingFactor(address, _Factor(1, 1))
+    if failed:
+        raise DecodeError(reason)
+    picture: NDArray[np.uint8] = memory.reshape(region.h, region.w, channels)
+    return picture[top - upper : below - upper, left - first : right - first]
+
+
+def _reason(handle: _Handle) -> str:
+    text = handle.functions.tj3GetErrorStr(handle.address)
+    return f"libjpeg-turbo: {(text or b'').decode('utf-8', 'replace')}"

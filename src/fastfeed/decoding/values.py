@@ -1,0 +1,151 @@
+"""Fields that are no pictures: numbers, text, JSON and arrays, from bytes that may be hostile."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfeed.errors import DecodeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fastfeed.decoding.window import Window
+
+# An .npz may hold zeros that unpack to any size; this many bytes are taken as meant.
+_LARGEST_NPZ = 1 << 30
+_LONGEST_NUMBER = 400
+
+
+def decode_text(data: memoryview) -> str:
+    """Return UTF-8 text."""
+    try:
+        return str(data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"no UTF-8: {error.reason} at byte {error.start:,}") from error
+
+
+def decode_int(data: memoryview) -> int:
+    """Return a whole number that fits 64 bits; space around it is no matter."""
+    try:
+        value = int(_number(data))
+    except ValueError as error:
+        raise DecodeError(f"no whole number: {bytes(data[:40])!r}") from error
+    if not -(2**63) <= value < 2**63:
+        raise DecodeError(f"a number beyond 64 bits: {value}")
+    return value
+
+
+def decode_float(data: memoryview) -> float:
+    """Return a number."""
+    try:
+        return float(_number(data))
+    except ValueError as error:
+        raise DecodeError(f"no number: {bytes(data[:40])!r}") from error
+
+
+def _number(data: memoryview) -> str:
+    if len(data) > _LONGEST_NUMBER:
+        raise ValueError("too long")
+    return str(data, "ascii")
+
+
+def decode_json(data: memoryview) -> Any:
+    """Return the objects of a JSON document as Python reads them, byte order marks allowed."""
+    try:
+        return json.loads(bytes(data), parse_constant=_refuse)
+    except RecursionError as error:
+        raise DecodeError("JSON nested too deeply") from error
+    except ValueError as error:  # of JSON or of its encoding
+        raise DecodeError(f"no JSON: {str(error)[:200]}") from error
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def decode_array(data: memoryview) -> NDArray[Any] | dict[str, NDArray[Any]]:
+    """Return the array of an .npy, or the arrays of an .npz by name; never a pickle."""
+    if data[:4] == b"PK\x03\x04" or data[:4] == b"PK\x05\x06":
+        return _decode_npz(data)
+    return _decode_npy(data)
+
+
+def _decode_npy(data: memoryview) -> NDArray[Any]:
+    file = io.BytesIO(data)
+    try:
+        version = np.lib.format.read_magic(file)
+        shape, fortran, dtype = np.lib.format._read_array_header(file, version)  # type: ignore[attr-defined]  # noqa: SLF001
+        if dtype.hasobject:
+            raise DecodeError("the array holds Python objects (a pickle)", way_out="Store numbers")
+        start, count = file.tell(), 1
+        for length in shape:
+            if length < 0:
+                raise ValueError("a negative length")
+            count *= length
+        if count * dtype.itemsize > len(data) - start:
+            raise DecodeError(
+                f"the array is cut short: {shape} of {dtype} takes {count * dtype.itemsize:,} "
+                f"bytes, and {len(data) - start:,} are there"
+            )
+        flat = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
+        array = flat.reshape(shape, order="F" if fortran else "C")
+        return array.copy() if count else array
+    except (DecodeError, MemoryError):
+        raise
+    except Exception as error:  # headers are parsed as Python literals, and fail in many ways
+        raise DecodeError(f"no .npy: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(info.file_size for info in archive.infolist()) > _LARGEST_NPZ:
+                raise DecodeError(f"the .npz unpacks to more than {_LARGEST_NPZ:,} bytes")
+            return {
+                info.filename.removesuffix(".npy"): _decode_npy(memoryview(archive.read(info)))
+                for info in archive.infolist()
+            }
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(f"no .npz: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def decode_coordinates(data: memoryview, columns: int) -> NDArray[np.float32]:
+    """Return [n, columns] float32 of a JSON list of lists, or of an .npy."""
+    value: Any = _decode_npy(data) if data[:1] == b"\x93" else decode_json(data)
+    try:
+        array = np.asarray(value, np.float32)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DecodeError(f"no list of {columns} numbers each: {str(error)[:200]}") from error
+    if array.size == 0:
+        return np.zeros((0, columns), np.float32)
+    if array.ndim != 2 or array.shape[1] != columns:
+        raise DecodeError(f"{columns} numbers each are needed, not the shape {array.shape}")
+    return array
+
+
+def move_points(points: NDArray[np.float32], window: Window) -> NDArray[np.float32]:
+    """Return points [n, 2] of the displayed picture in pixels of the result."""
+    crop, (height, width), final = window.crop, window.size, window.final
+    x = (points[:, 0] - crop.x) * (width / crop.w) - final.x
+    y = (points[:, 1] - crop.y) * (height / crop.h) - final.y
+    if window.flip:
+        x = final.w - x
+    return np.stack([x, y], axis=1).astype(np.float32)
+
+
+def move_boxes(boxes: NDArray[np.float32], window: Window, layout: str) -> NDArray[np.float32]:
+    """Return boxes [n, 4] as x0, y0, x1, y1 of the result, cut at its edges."""
+    if layout == "xywh":
+        boxes = np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+    one, other = move_points(boxes[:, :2], window), move_points(boxes[:, 2:], window)
+    limits = np.array([window.final.w, window.final.h], np.float32)
+    low = np.clip(np.minimum(one, other), 0, limits)
+    high = np.clip(np.maximum(one, other), 0, limits)
+    return np.concatenate([low, high], axis=1).astype(np.float32)
