@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import numpy as np
 
 from fastfeed.shardfile.index import CELL, ShardIndex, row_dtype, save_index
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, save_manifest
+from fastfeed.shardfile.tar import ustar_header
+from fastfeed.version import __version__
 from fastfeed_bench.photos import find_sources, make_photos
 from fastfeed_bench.probe import COUNT, make_probe
 
@@ -52,12 +55,11 @@ def photo_data(context: Context) -> PhotoData:
     """Return the photos of the context, made if need be."""
     sources = find_sources(context.photos)
     photos = make_photos(sources, context.work)
-    key = photos.name.removeprefix("photos-")
-    probe = context.work / f"probe-{key}"
+    content = make_probe(sources[0])
+    probe = context.work / f"probe-{hashlib.sha256(content).hexdigest()[:16]}"
     with _made_once(probe) as partial:
         if partial:
             (partial / "probe").mkdir()
-            content = make_probe(sources[0])
             for index in range(COUNT):
                 (partial / "probe" / f"{index:06d}.jpg").write_bytes(content)
     return PhotoData(
@@ -103,7 +105,8 @@ def raw_shards(work: Path, *, size: int, total: int) -> Path:
 def synthetic_index(work: Path, *, shards: int, samples: int, size: int = 2048) -> Path:
     """Return a data set of `shards` times `samples` samples, whose shards are holes.
 
-    Index and manifest are real; the shards are sparse files that take no disk space.
+    Index and manifest are real; the shards are sparse files, with the header of the last member
+    only, by which a reader knows that index and shard belong together.
     """
     folder = work / f"holes-{shards}-{samples}-{size}"
     stride = _BLOCK + -(-size // _BLOCK) * _BLOCK
@@ -119,6 +122,8 @@ def synthetic_index(work: Path, *, shards: int, samples: int, size: int = 2048) 
             names = [f"holes-{shard:06d}.tar" for shard in range(shards)]
             for name in names:
                 with (partial / name).open("wb") as file:
+                    file.seek(stride * (samples - 1))
+                    file.write(ustar_header(f"{samples - 1:08d}.bin", size))
                     file.truncate(shard_bytes)
                 (partial / name).with_suffix(".ffx").write_bytes(index)
             entries = tuple(ShardEntry(name, shard_bytes, samples) for name in names)
@@ -138,7 +143,8 @@ def shard_tool(*arguments: str) -> None:
 
 def _packed(folder: Path, *, shard_size: str) -> list[str]:
     """Return the shards of a folder of photos."""
-    shards = folder.with_name(f"{folder.name}-shards")
+    # A new version may pack differently.
+    shards = folder.with_name(f"{folder.name}-shards-{__version__}")
     with _made_once(shards) as partial:
         if partial:
             shard_tool("build", str(folder), str(partial), "--shard-size", shard_size)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = 5
 _QUICK_ROUNDS = 3
+_WIDTH = 140
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +134,9 @@ def _print(result: dict[str, Any], *, as_json: bool) -> None:
 
     from fastfeed_bench.table import print_result
 
-    print_result(Console(), result)
+    console = Console()
+    # Notes are long; a file or a pipe has no width of its own.
+    print_result(console if console.is_terminal else Console(width=_WIDTH), result)
 
 
 def _say(line: str) -> None:

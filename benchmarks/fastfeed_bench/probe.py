@@ -43,6 +43,8 @@ _EDGE = 4
 # counterpart of the filter (a box in place of a triangle) are allowed their closest one.
 _LIMIT_OURS = 1.5
 _LIMIT_PEERS = 2.5
+# Four times the scatter of 256 draws, in the widest of the figures.
+_TOLERANCE = 0.07
 
 
 def make_probe(source: Path) -> bytes:
@@ -67,8 +69,6 @@ def examine(pictures: Iterable[NDArray[np.uint8]], probe: bytes) -> dict[str, An
     """Return the evidence of outputs [height, width, 3] that were made from the probe."""
     outputs = [picture for picture, _ in zip(pictures, range(COUNT), strict=False)]
     windows = [find_window(output) for output in outputs]
-    shares = [w.width * w.height / (SIZE[0] * SIZE[1]) for w in windows]
-    aspects = [math.log(w.width / w.height) for w in windows]
     with Image.open(io.BytesIO(probe)) as image:
         whole = image.convert("RGB")
     differences = [
@@ -80,14 +80,22 @@ def examine(pictures: Iterable[NDArray[np.uint8]], probe: bytes) -> dict[str, An
         "shape": list(outputs[0].shape),
         "dtype": str(outputs[0].dtype),
         "distinct": len(set(windows)),
-        "share": statistics.mean(shares),
-        "share_spread": statistics.stdev(shares),
-        "aspect": statistics.mean(aspects),
-        "aspect_spread": statistics.stdev(aspects),
-        "left": statistics.mean(w.left / max(1, SIZE[0] - w.width) for w in windows),
-        "top": statistics.mean(w.top / max(1, SIZE[1] - w.height) for w in windows),
         "difference": max(differences),
+        **_distribution(windows),
     }
+
+
+def _distribution(windows: Sequence[Window]) -> dict[str, float]:
+    """Return mean and spread of the windows' shares of the picture, shapes and centres."""
+    figures = {
+        "share": [w.width * w.height / (SIZE[0] * SIZE[1]) for w in windows],
+        "aspect": [math.log(w.width / w.height) for w in windows],
+        "x": [(w.left + w.width / 2) / SIZE[0] for w in windows],
+        "y": [(w.top + w.height / 2) / SIZE[1] for w in windows],
+    }
+    means = {name: statistics.mean(values) for name, values in figures.items()}
+    spreads = {f"{name} spread": statistics.stdev(values) for name, values in figures.items()}
+    return means | spreads
 
 
 def find_window(output: NDArray[np.uint8]) -> Window:
@@ -114,12 +122,20 @@ def difference(output: NDArray[np.uint8], whole: Image.Image, window: Window) ->
 
     The window is known within a few pixels; the best one is looked for downhill from there.
     """
+    window = _inside(window)
     best = _compare(output, whole, window)
     while True:
         found = min((_compare(output, whole, near), near) for near in _neighbours(window))
         if found[0] >= best:
             return best * 255 / _LUMA[1]
         best, window = found
+
+
+def _inside(window: Window) -> Window:
+    width, height = min(window.width, SIZE[0]), min(window.height, SIZE[1])
+    left = min(max(0, window.left), SIZE[0] - width)
+    top = min(max(0, window.top), SIZE[1] - height)
+    return Window(left, top, width, height)
 
 
 def _neighbours(window: Window) -> list[Window]:
@@ -150,7 +166,7 @@ def _judge(found: Evidence, expected: Mapping[str, float], *, ours: bool) -> Fin
     wrong = [
         f"{name} {found[name]:.2f}, not {value:.2f}"
         for name, value in expected.items()
-        if abs(found[name] - value) > (0.1 if name in {"left", "top"} else 0.07)
+        if abs(found[name] - value) > _TOLERANCE
     ]
     if found["shape"] != [SIDE, SIDE, 3] or found["dtype"] != "uint8":
         wrong.append(f"output {found['shape']} {found['dtype']}")
@@ -165,14 +181,4 @@ def _judge(found: Evidence, expected: Mapping[str, float], *, ours: bool) -> Fin
 def _expected() -> dict[str, float]:
     """Return the figures of a random resized crop of the probe."""
     drawn = random.Random(0)
-    windows: Sequence[Window] = [draw_window(*SIZE, drawn) for _ in range(4000)]
-    shares = [w.width * w.height / (SIZE[0] * SIZE[1]) for w in windows]
-    aspects = [math.log(w.width / w.height) for w in windows]
-    return {
-        "share": statistics.mean(shares),
-        "share_spread": statistics.stdev(shares),
-        "aspect": statistics.mean(aspects),
-        "aspect_spread": statistics.stdev(aspects),
-        "left": 0.5,
-        "top": 0.5,
-    }
+    return _distribution([draw_window(*SIZE, drawn) for _ in range(4000)])

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 NAMES = ("jpeg-cpu", "transport", "shard-read", "startup", "build", "steady")
 
+_FIND_TAR = "import shutil, sys; sys.exit(None if shutil.which('tar') else 'no tar command')"
+
 # Peer -> the packages it is (the first that is installed), and the code that tries it.
 _PEERS = {
     "torch": (("torch",), "import torch"),
@@ -23,6 +25,7 @@ _PEERS = {
     "torch-simplejpeg-aten": (("simplejpeg",), "import simplejpeg"),
     "webdataset": (("webdataset",), "import webdataset"),
     "dali-cpu": (("nvidia-dali-cuda130", "nvidia-dali-cuda120"), "import nvidia.dali.fn"),
+    "tar": ((), _FIND_TAR),
     # The module loads ffmpeg's libraries at the first call only.
     "spdl": (("spdl",), "import spdl.io; spdl.io.demux_config()"),
 }

@@ -50,8 +50,9 @@ class Station:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None:
+        # After Ctrl-C nobody waits for a run to end.
+        self.close(grace_s=0.0 if kind else _CLOSE_S)
 
     def run(self) -> dict[str, float]:
         """Do one run."""
@@ -61,15 +62,15 @@ class Station:
         """Ask what the system delivers."""
         return self._ask("evidence")
 
-    def close(self) -> None:
-        """End the process and all that it started."""
+    def close(self, *, grace_s: float = _CLOSE_S) -> None:
+        """End the process and all that it started; it has `grace_s` to do so itself."""
         pipes = (self._process.stdin, self._process.stdout)
         with suppress(OSError):
             for pipe in pipes:
                 if pipe is not None:
                     pipe.close()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_S)
+            self._process.wait(grace_s)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

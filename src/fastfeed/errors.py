@@ -10,7 +10,7 @@
     │   ├── MissingFieldError   the sample lacks a field that was asked for
     │   └── DecodeError         the bytes of one field cannot be decoded
     ├── StorageError        the machine: a file is missing, unreadable or shorter than it says
-    └── WorkerError         the process: a worker died or failed (also a RuntimeError, as torch has it)
+    └── WorkerError         the process: a worker died or failed (also a RuntimeError)
 
 A low level states the fact; the level above adds where it happened with `located`. Each message
 names the step, the shard, the key and the field as far as they are known, and ends with a way out.

@@ -23,39 +23,48 @@ from torch.utils.data.dataloader import (
 )
 
 from fastfeed.collating.collate import HeapWriter
+from fastfeed.collating.failure import rebuild
 from fastfeed.collating.pack import unpack
-from fastfeed.errors import FastfeedError, WorkerError
+from fastfeed.errors import WorkerError
 from fastfeed.topology import memory_limit
-from fastfeed.worker import Failure, Result, WorkerSetup
-from fastfeed.workers import WorkerPool
+from fastfeed.worker import Result, WorkerSetup
+from fastfeed.workers import LEAST_REGION, WorkerPool
 
 if TYPE_CHECKING:
     from fastfeed.loader import DataLoader
-    from fastfeed.worker import Fetcher
 
 log = logging.getLogger("fastfeed")
 
 # Shared memory that all workers of a loader may take at the most, of what the machine has left;
 # pages are taken only as batches need them.
 _MEMORY_SHARE = 0.5
-_LEAST_REGION = 64 << 20
+# Seconds that the other workers get to end after one has died.
+_GRACE_AFTER_DEATH_S = 0.5
 # Batches that a user may hold of one worker, beyond those on their way, before they are copied.
 _KEPT = 2
+_MANY_KEPT = "many batches are kept at a time; they are copied out of shared memory"
+_FULL = "batches are larger than the shared memory of a worker; they are copied through its pipe"
 
 
 class WorkerIterator(_BaseDataLoaderIter):
     """Batches made by worker processes."""
+
+    _dataset: Any
 
     def __init__(self, loader: DataLoader) -> None:
         super().__init__(loader)
         self._stats = loader.stats
         self._prefetch = loader.prefetch_factor or 2
         self._in_order = getattr(loader, "in_order", True)
-        self._told = False
+        self._told: set[str] = set()
         self._generation = -1
+        self._arrived: dict[int, tuple[Result, list[bytes]]] = {}
+        self._open_pool(loader)
+        self._reset(loader, first_iter=True)
+
+    def _open_pool(self, loader: DataLoader) -> None:
         self._pool = self._start(loader)
         self._close = weakref.finalize(self, self._pool.close)
-        self._reset(loader, first_iter=True)
 
     def _start(self, loader: DataLoader) -> WorkerPool:
         setups = [
@@ -65,7 +74,7 @@ class WorkerIterator(_BaseDataLoaderIter):
                 auto_collation=self._auto_collation,
                 collate_fn=self._collate_fn,
                 drop_last=self._drop_last,
-                base_seed=self._base_seed,
+                base_seed=int(self._base_seed),
                 init_fn=loader.worker_init_fn,
                 worker=worker,
                 workers=self._num_workers,
@@ -80,11 +89,16 @@ class WorkerIterator(_BaseDataLoaderIter):
     def _reset(self, loader: DataLoader, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
         super()._reset(loader, first_iter)
         self._epoch = loader.begin_epoch()
+        for result, _ in self._arrived.values():  # of an epoch that was left early
+            self._give_up(result)
+        if self._pool.closed:  # an earlier epoch ended with the death of a worker
+            self._open_pool(loader)
+            first_iter = True
         self._generation += 1
         self._sent = self._next = 0
         self._owners: dict[int, int] = {}
         self._samples: dict[int, int] = {}
-        self._arrived: dict[int, tuple[Result, list[bytes]]] = {}
+        self._arrived = {}
         self._active = [True] * self._num_workers
         self._tasks = [0] * self._num_workers
         self._cycle = itertools.cycle(range(self._num_workers))
@@ -99,19 +113,20 @@ class WorkerIterator(_BaseDataLoaderIter):
     def _dispatch(self) -> None:
         """Ask the sampler for one more batch and give it to the next worker in turn."""
         try:
-            index = self._next_index()
+            index = self._next_index()  # type: ignore[no-untyped-call]
         except StopIteration:
             return
+        most = self._prefetch * self._num_workers // max(1, sum(self._active))
         for _ in range(self._num_workers):
             worker = next(self._cycle)
-            if self._active[worker] and (self._in_order or self._tasks[worker] < self._prefetch):
+            if self._active[worker] and (self._in_order or self._tasks[worker] < most):
                 break
         else:
             return
         number = self._sent
         self._sent += 1
         self._owners[number] = worker
-        self._samples[number] = len(index) if self._auto_collation else 1
+        self._samples[number] = count_samples(index) if self._auto_collation else 1
         self._tasks[worker] += 1
         self._pool.send(
             worker, generation=self._generation, number=number, index=index, epoch=self._epoch
@@ -119,20 +134,25 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
-        try:
-            while True:
+        while True:
+            try:
                 result, private = self._await_next()
+            except WorkerError:
+                self._pool.close(grace_s=_GRACE_AFTER_DEATH_S)
+                raise
+            self._tasks[result.worker] -= 1
+            samples = self._samples.pop(result.number)
+            try:
                 self._dispatch()
-                samples = self._samples.pop(result.number)
-                if result.report is not None:
-                    self._dataset.fastfeed_report(result.report, self._stats)
-                if result.failure is not None:
-                    raise rebuild(result.failure, result.worker)
-                if result.packed is not None:
-                    return self._deliver(result, private, samples=samples, started=started)
-        except WorkerError:
-            self._close()
-            raise
+            except BaseException:  # the sampler failed; the batch is lost, its memory is not
+                self._give_up(result)
+                raise
+            if result.report is not None:
+                self._dataset.fastfeed_report(result.report, self._stats)
+            if result.failure is not None:
+                raise rebuild(result.failure, result.worker)
+            if result.packed is not None:
+                return self._deliver(result, private, samples=samples, started=started)
 
     def _await_next(self) -> tuple[Result, list[bytes]]:
         """Return the next result in turn; StopIteration when all were delivered."""
@@ -149,14 +169,13 @@ class WorkerIterator(_BaseDataLoaderIter):
                 raise StopIteration
             if self._next in self._arrived:
                 number = self._next
-                self._next += 1
-                del self._owners[number]
-                return self._arrived.pop(number)
-            self._collect()
-            if not self._in_order and self._arrived:
+            elif self._arrived and not self._in_order:
                 number = next(iter(self._arrived))
-                del self._owners[number]
-                return self._arrived.pop(number)
+            else:
+                self._collect()
+                continue
+            del self._owners[number]
+            return self._arrived.pop(number)
 
     def _collect(self) -> None:
         """Take in what has arrived, waiting for something."""
@@ -164,16 +183,14 @@ class WorkerIterator(_BaseDataLoaderIter):
         for result, private in self._pool.receive(self._timeout or None):
             got = True
             if result.generation != self._generation:  # of an epoch that was left early
-                self._pool.lender(result.worker).open(result.extents).seal()
+                self._give_up(result)
             elif result.ended:
                 self._active[result.worker] = False
                 self._owners.pop(result.number, None)
                 self._dispatch()
             else:
-                self._tasks[result.worker] -= 1
                 self._arrived[result.number] = (result, private)
         if not got:
-            self._close()
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def _deliver(
@@ -186,31 +203,44 @@ class WorkerIterator(_BaseDataLoaderIter):
             raise RuntimeError("a result without a batch is not delivered")
         capacity = lender.region.capacity
         room = capacity // max(1, packed.nbytes) - self._prefetch - 1
-        copy = self._pin_memory or lender.lent >= min(room, self._prefetch + _KEPT)
+        copy = lender.lent >= min(room, self._prefetch + _KEPT)
         batch = unpack(packed, private, lender.open(result.extents), copy=copy)
-        if self._pin_memory:
-            batch = pin_memory.pin_memory(batch, self._pin_memory_device)
-        elif copy and not self._told:
-            self._told = True
-            log.info("many batches are kept at a time; they are copied out of shared memory")
+        if private:
+            self._tell(_FULL)
+        if self._pin_memory:  # a copy by itself; what was lent is over when the originals die
+            batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+        elif copy:
+            self._tell(_MANY_KEPT)
         self._stats.delivered(
             wait_s=time.perf_counter() - started,
             busy_s=result.busy_s,
             samples=samples,
             nbytes=packed.nbytes,
-            copied=copy and not self._pin_memory,
+            copied=copy or bool(private),
         )
         return batch
+
+    def _give_up(self, result: Result) -> None:
+        """Let go of a batch that nobody will get."""
+        if not self._pool.closed:
+            self._pool.lender(result.worker).open(result.extents).seal()
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.info(what)
 
 
 class InProcessIterator(_SingleProcessDataLoaderIter):
     """Batches made in the trainer's own process, when there are no workers."""
 
+    _dataset: Any
+
     def __init__(self, loader: DataLoader) -> None:
         super().__init__(loader)
         self._stats = loader.stats
         self._epoch = loader.begin_epoch()
-        self._fetcher: Fetcher | None = None
+        self._fetcher: Any = None
         own = getattr(self._dataset, "fastfeed_fetcher", None)
         if own is not None:
             if self._auto_collation and self._collate_fn is default_collate:
@@ -220,13 +250,13 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
-        index = self._next_index()
+        index = self._next_index()  # type: ignore[no-untyped-call]
         batch = self._make(index)
         seconds = time.perf_counter() - started
         self._stats.delivered(
             wait_s=seconds,
             busy_s=seconds,
-            samples=len(index) if self._auto_collation else 1,
+            samples=count_samples(index) if self._auto_collation else 1,
             nbytes=0,
             copied=False,
         )
@@ -237,39 +267,28 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         if self._fetcher is None:
             batch = self._dataset_fetcher.fetch(index)
         else:
-            batch = self._fetcher.fetch(index, self._epoch, HeapWriter())
-            self._dataset.fastfeed_report(self._fetcher.take_report(), self._stats)
-            if batch is None:  # every sample of it was skipped
-                return self._make(self._next_index())
+            batch = self._fetch(index)
+            while batch is None:  # every sample of it was skipped
+                batch = self._fetch(self._next_index())  # type: ignore[no-untyped-call]
         if self._pin_memory:
-            batch = pin_memory.pin_memory(batch, self._pin_memory_device)
+            batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return batch
+
+    def _fetch(self, index: Any) -> Any:
+        batch = self._fetcher.fetch(index, self._epoch, HeapWriter())
+        self._dataset.fastfeed_report(self._fetcher.take_report(), self._stats)
+        return batch
+
+
+def count_samples(index: Any) -> int:
+    """Return how many samples a batch sampler asks for; what it yields is its own affair."""
+    try:
+        return len(index)
+    except TypeError:
+        return 1
 
 
 def region_bytes(limit: int | None, workers: int) -> int:
     """Return the size of each worker's region when `limit` bytes of memory are left."""
-    share = int((limit or _LEAST_REGION * 64) * _MEMORY_SHARE) // workers
-    return max(_LEAST_REGION, share // 4096 * 4096)
-
-
-def rebuild(failure: Failure, worker: int) -> Exception:
-    """Return a worker's exception: its own type where that can be made, with its traceback."""
-    where = f"in DataLoader worker process {worker}"
-    if isinstance(failure.error, FastfeedError):
-        failure.error.add_note(f"Raised {where}:\n{failure.text}")
-        return failure.error
-    text = f"Caught {failure.name} {where}.\nOriginal {failure.text}"
-    kind = failure.kind
-    if kind is None or issubclass(kind, StopIteration):
-        return WorkerError(text)
-    try:
-        if kind is KeyError:
-            return KeyError(torch._utils.KeyErrorMessage(text))  # noqa: SLF001
-        if getattr(kind, "message", None):
-            error = kind(message=text)  # type: ignore[call-arg]
-        else:
-            error = kind(text)
-    except Exception:  # noqa: BLE001 - its constructor wants other arguments
-        return WorkerError(text)
-    return error if isinstance(error, Exception) else WorkerError(text)
-
+    share = int((limit or LEAST_REGION * 64) * _MEMORY_SHARE) // workers
+    return max(LEAST_REGION, share // 4096 * 4096)

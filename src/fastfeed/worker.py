@@ -10,7 +10,6 @@ import selectors
 import signal
 import threading
 import time
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,8 +20,8 @@ from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data.dataloader import _DatasetKind, default_collate
 
 from fastfeed.collating.collate import stack_into
+from fastfeed.collating.failure import Failure
 from fastfeed.collating.pack import Packed, pack
-from fastfeed.errors import FastfeedError
 from fastfeed.slots.writer import SlotWriter
 
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
     from fastfeed.collating.collate import Writer
     from fastfeed.slots.region import Region
-
-# A traceback longer than this is cut in the middle: some messages hold whole documents.
-_LONGEST_TEXT = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +76,6 @@ class Result(NamedTuple):
     report: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception of the worker, as much of it as can travel."""
-
-    name: str
-    text: str
-    kind: type[Exception] | None
-    error: FastfeedError | None
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        """Describe an exception with its traceback."""
-        try:
-            text = "".join(traceback.format_exception(error))
-        except Exception:  # noqa: BLE001 - a message that cannot be printed is still a failure
-            text = "".join(traceback.format_tb(error.__traceback__)) + "(its message fails itself)"
-        if len(text) > _LONGEST_TEXT:
-            text = f"{text[: _LONGEST_TEXT // 2]}\n...\n{text[-_LONGEST_TEXT // 2 :]}"
-        name = type(error).__qualname__
-        own = error if isinstance(error, FastfeedError) else None
-        for failure in (cls(name, text, type(error), own), cls(name, text, type(error), None)):
-            try:
-                pickle.loads(pickle.dumps(failure))
-            except Exception:  # noqa: BLE001, S112 - the next one carries less
-                continue
-            return failure
-        return cls(name, text, None, None)
-
-
 class Fetcher(Protocol):
     """Makes batches in a worker."""
 
@@ -132,7 +99,7 @@ class TorchFetcher:
     def restart(self) -> None:
         """Begin an epoch: iterable data sets start over."""
         setup = self._setup
-        self._fetcher = _DatasetKind.create_fetcher(
+        self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             setup.kind, setup.dataset, setup.auto_collation, setup.collate_fn, setup.drop_last
         )
 
@@ -165,11 +132,13 @@ class _Inbox(threading.Thread):
     def __init__(self, pipe: Connection, trainer: int) -> None:
         super().__init__(name="fastfeed-inbox", daemon=True)
         self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.stopping = False
+        """Whether to stop without doing the jobs that are still waiting."""
         self._pipe = pipe
         self._trainer = trainer
 
     def run(self) -> None:
-        """Move messages until told to stop."""
+        """Move messages; after the last one go on watching the trainer."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             watch = _open_pid(self._trainer)
@@ -186,9 +155,10 @@ class _Inbox(threading.Thread):
                     job = pickle.loads(self._pipe.recv_bytes())
                 except (EOFError, OSError):
                     os._exit(1)
-                self.jobs.put(job)
                 if job is None:
-                    return
+                    self.stopping = True
+                    selector.unregister(self._pipe)
+                self.jobs.put(job)
 
 
 def _open_pid(pid: int) -> int | None:
@@ -214,9 +184,11 @@ def run_worker(
     """Be a worker until told to stop. `inherited` are ends of pipes that only a fork carried."""
     for end in inherited:
         end.close()
-    # Ctrl-C reaches the whole group; the trainer alone answers it and stops the workers.
+    # Ctrl-C reaches the whole group; the trainer alone answers it and stops the workers. It was
+    # blocked from before this process began.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal_handling._set_worker_signal_handlers()  # noqa: SLF001
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]  # noqa: SLF001
     torch.set_num_threads(1)
     inbox = _Inbox(pipe, setup.trainer)
     inbox.start()
@@ -224,21 +196,33 @@ def run_worker(
     stack_into(writer)
     fetcher, failure = _start(setup)
     ended = False
-    while (job := inbox.jobs.get()) is not None:
+    while (job := inbox.jobs.get()) is not None and not inbox.stopping:
         writer.give_back(job.freed)
         if job.number is None:
             ended = False
-            if isinstance(fetcher, TorchFetcher):
-                fetcher.restart()
+            failure = _restart(fetcher, failure)
         elif not ended:
+            private: list[Any] = []
             if failure is not None or fetcher is None:
                 result = _failed(setup, job, failure)
-                private: list[Any] = []
-                failure = None
             else:
                 result, private = _work(setup, job, fetcher, writer)
             ended = result.ended
-            _send(pipe, result, private)
+            try:
+                _send(pipe, result, private)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # the trainer has closed this worker, or is gone
+
+
+def _restart(fetcher: Fetcher | None, failure: Failure | None) -> Failure | None:
+    """Begin an epoch, and return why this worker cannot make its batches, if so."""
+    if not isinstance(fetcher, TorchFetcher):
+        return failure
+    try:
+        fetcher.restart()
+    except Exception as error:  # noqa: BLE001 - it is raised in the trainer
+        return Failure.of(error)
+    return None
 
 
 def _start(setup: WorkerSetup) -> tuple[Fetcher | None, Failure | None]:
@@ -246,7 +230,8 @@ def _start(setup: WorkerSetup) -> tuple[Fetcher | None, Failure | None]:
     seed = setup.base_seed + setup.worker
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(torch_worker._generate_state(setup.base_seed, setup.worker))  # noqa: NPY002, SLF001
+    numbers = torch_worker._generate_state(setup.base_seed, setup.worker)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    np.random.seed(numbers)  # noqa: NPY002
     torch_worker._worker_info = torch_worker.WorkerInfo(  # noqa: SLF001
         id=setup.worker, num_workers=setup.workers, seed=seed, dataset=setup.dataset
     )
@@ -270,7 +255,9 @@ def _work(
         packed, private = (None, []) if own and batch is None else pack(batch, writer)
         del batch
         extents = writer.commit()
-    except Exception as error:  # noqa: BLE001 - it is raised in the trainer
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         writer.begin()
         if isinstance(error, StopIteration) and setup.kind == _DatasetKind.Iterable:
             return _failed(setup, job, None)._replace(ended=True), []
@@ -296,14 +283,20 @@ def _work(
 
 def _failed(setup: WorkerSetup, job: Job, failure: Failure | None) -> Result:
     return Result(
-        setup.worker, job.generation, job.number or 0, None, (), 0, failure, False, 0.0, None  # noqa: FBT003
+        setup.worker,
+        job.generation,
+        job.number or 0,
+        None,
+        (),
+        0,
+        failure,
+        False,
+        0.0,
+        None,
     )
 
 
 def _send(pipe: Connection, result: Result, private: list[Any]) -> None:
-    try:
-        pipe.send_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
-        for piece in private:
-            pipe.send_bytes(piece.reshape(-1).view(np.uint8))
-    except BrokenPipeError:
-        os._exit(1)  # the trainer has closed this worker
+    pipe.send_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
+    for piece in private:
+        pipe.send_bytes(piece.reshape(-1).view(np.uint8))

@@ -1,21 +1,24 @@
 """The worker processes of one loader, seen from the trainer: start, jobs, results, death, end.
 
-Success: every job brings one result. Failure: a worker that dies raises WorkerError in `receive`,
-with its pid and what it worked on; the others are stopped by `close`. Cancellation: `close` asks
-the workers to stop, then terminates, then kills them; it never waits longer than its graces.
+Success: every job brings one result. Failure: a worker that dies raises WorkerError in `receive` or
+`send`, with its pid and what it worked on; the others are stopped by `close`. Cancellation: `close`
+asks the workers to stop, then terminates, then kills them; it never waits longer than its graces.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import selectors
 import signal
+import socket
 import time
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from fastfeed.errors import WorkerError
+from fastfeed.errors import OptionError, WorkerError
 from fastfeed.slots.lease import Lender
 from fastfeed.slots.region import Region
 from fastfeed.worker import Job, Result, WorkerSetup, run_worker
@@ -26,10 +29,12 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
+LEAST_REGION = 64 << 20
+"""A smaller region is not worth having; beyond it batches go through the pipe."""
 # Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
 _GRACE_S, _TERM_S = 3.0, 0.5
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "Mostly the machine or container ran out of memory: use fewer workers or "
     "smaller batches, and look at the kernel's log",
     signal.SIGBUS: "Mostly memory that could not be backed: a full /dev/shm, a truncated file that "
@@ -45,25 +50,36 @@ class _Worker:
     def __init__(
         self, context: BaseContext, setup: WorkerSetup, *, capacity: int, others: Sequence[_Worker]
     ) -> None:
-        self.region = Region(capacity)
+        self.region = Region.up_to(capacity, least=LEAST_REGION)
         self.lender = Lender(self.region)
-        self.pipe, theirs = context.Pipe(duplex=True)
+        try:
+            self.pipe, theirs = context.Pipe(duplex=True)
+            with theirs:
+                self.process = self._start(context, setup, theirs, others)
+        finally:
+            self.region.close_descriptor()
+        self.jobs: dict[tuple[int, int], Any] = {}
+        """Index of each job that has no result yet."""
+
+    def _start(
+        self,
+        context: BaseContext,
+        setup: WorkerSetup,
+        theirs: Connection,
+        others: Sequence[_Worker],
+    ) -> BaseProcess:
         forked = context.get_start_method() == "fork"
         # A forked child holds copies of our ends; it closes them, so that a closed end is noticed.
         inherited = [worker.pipe for worker in others] + [self.pipe] if forked else []
-        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
+        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=run_worker,
             args=(setup, theirs, self.region, inherited),
             daemon=True,
             name=f"fastfeed-worker-{setup.worker}",
         )
-        try:
-            self.process.start()
-        finally:
-            theirs.close()
-            self.region.close_descriptor()
-        self.jobs: dict[tuple[int, int], Any] = {}
-        """Index of each job that has no result yet."""
+        with _interrupts_blocked(context):
+            process.start()
+        return process
 
 
 class WorkerPool:
@@ -82,16 +98,29 @@ class WorkerPool:
                 self._workers.append(worker)
                 self._selector.register(worker.pipe, selectors.EVENT_READ, setup.worker)
                 self._selector.register(worker.process.sentinel, selectors.EVENT_READ, setup.worker)
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            self.close(grace_s=_TERM_S)
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise OptionError(
+                    f"{len(setups)} workers need more file descriptors than the process may open",
+                    way_out="Raise the limit (`ulimit -n`), or use fewer workers",
+                ) from error
             raise
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were stopped, or are another process's."""
+        return self._closed or os.getpid() != self._pid
 
     def lender(self, worker: int) -> Lender:
         """Return who knows what is lent of a worker's region."""
         return self._workers[worker].lender
 
-    def send(self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int) -> None:
+    def send(
+        self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
+    ) -> None:
         """Give a worker a job, and with it the memory that became free."""
+        self._must_be_open()
         own = self._workers[worker]
         job = Job(generation, number, index, epoch, own.lender.returned())
         try:
@@ -103,6 +132,7 @@ class WorkerPool:
 
     def receive(self, timeout: float | None) -> Iterator[tuple[Result, list[bytes]]]:
         """Yield the results that are there, waiting for the first; none if the time is over."""
+        self._must_be_open()
         ready = {key.data for key, _ in self._selector.select(timeout)}
         for worker in sorted(ready):
             own = self._workers[worker]
@@ -111,10 +141,21 @@ class WorkerPool:
                     raise self._dead(worker)
                 result: Result = pickle.loads(own.pipe.recv_bytes())
                 private = [own.pipe.recv_bytes() for _ in range(result.private)]
-            except (EOFError, ConnectionResetError):
+            except (EOFError, OSError):  # a message cut short is an OSError
                 raise self._dead(worker) from None
             own.jobs.pop((result.generation, result.number), None)
             yield result, private
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise WorkerError(
+                "the workers of this iterator have ended", way_out="Make a new iterator"
+            )
+        if os.getpid() != self._pid:
+            raise WorkerError(
+                f"this iterator belongs to process {self._pid}, of which this one is a fork",
+                way_out="Make the iterator after the fork",
+            )
 
     def _dead(self, worker: int) -> WorkerError:
         """Describe how a worker ended and what it had to do."""
@@ -137,18 +178,18 @@ class WorkerPool:
             way_out=hint,
         )
 
-    def close(self) -> None:
-        """End all workers; does nothing the second time, nor in a forked copy of the trainer."""
-        if self._closed or os.getpid() != self._pid:
+    def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """End all workers; does nothing the second time, nor in a forked copy of the trainer.
+
+        A worker has `grace_s` seconds to finish the batch it is making.
+        """
+        if self.closed:
             return
         self._closed = True
         for own in self._workers:
-            try:
-                own.pipe.send_bytes(pickle.dumps(None))
-            except OSError:
-                pass
-            own.pipe.close()
-        for seconds, end in ((_GRACE_S, None), (_TERM_S, "terminate"), (_TERM_S, "kill")):
+            _hang_up(own.pipe)
+            own.lender.close()
+        for seconds, end in ((grace_s, None), (_TERM_S, "terminate"), (_TERM_S, "kill")):
             living = [own.process for own in self._workers if own.process.exitcode is None]
             if end is not None:
                 for process in living:
@@ -158,6 +199,34 @@ class WorkerPool:
             if own.process.exitcode is not None:
                 own.process.close()
         self._selector.close()
+
+
+@contextmanager
+def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
+    """Let a worker begin deaf to Ctrl-C; ours is answered when the block ends."""
+    # A fork server would pass the mask on to processes that are not ours.
+    if context.get_start_method() == "forkserver":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _hang_up(pipe: Connection) -> None:
+    """Say goodbye and end the connection for every process that holds a copy of its end.
+
+    A worker that was about to send notices at once, even if some other fork kept our end open.
+    """
+    with suppress(OSError):
+        pipe.send_bytes(pickle.dumps(None))
+    connection = socket.socket(fileno=pipe.fileno())
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.detach()
+    pipe.close()
 
 
 def _wait_for(processes: list[BaseProcess], seconds: float) -> None:
@@ -180,4 +249,4 @@ def _signal_name(number: int) -> str:
 
 def _short(index: Any) -> str:
     text = repr(index)
-    return text if len(text) <= 200 else f"{text[:200]}..."  # noqa: PLR2004
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -27,7 +27,7 @@ def _cases(context: Context) -> list[Case]:
             f"{_MODULE}:tar_session",
             {**settings, "sync": True},
             role="reference",
-            about="tar, then fsync of its file, as our shards are synced before they get their name",
+            about="then fsync of its file, as our shards are before they get their name",
         ),
     )
     return [Case(f"{1000 * times:,} photos, fresh destination, warm cache", systems, judge_same)]

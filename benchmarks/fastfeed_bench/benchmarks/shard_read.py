@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _MODULE = "fastfeed_bench.systems.shard_read"
 _WORKERS = ({"workers": 0}, {"workers": 1}, {"workers": 2})
-_CHUNKS = ({"chunk": 1 << 20}, {"chunk": 2 << 20}, {"chunk": 8 << 20})
+_CHUNKS = tuple({"chunk": size << 10} for size in (1024, 256, 2048, 8192))
 # Name of the case: bytes of a sample, bytes in all, samples of a batch.
 _SIZES = {"2 kB samples": (2_000, 200_000_000, 512), "100 kB samples": (100_000, 800_000_000, 64)}
 

@@ -57,7 +57,7 @@ BENCHMARK = Benchmark(
     name="startup",
     unit="s",
     higher_is_better=False,
-    summary="from constructing the data set to the first batch, and the unshared memory of a worker",
+    summary="from constructing the data set to the first batch; unshared memory of a worker",
     cases=_cases,
     peers=("torch",),
 )

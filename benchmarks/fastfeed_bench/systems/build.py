@@ -27,7 +27,7 @@ class PackSession:
 
     note: str
     source: Path
-    pack: Callable[[Path], None]
+    pack: Callable[[Path], object]
     """Packs the source into files below the folder given."""
 
     def run(self) -> Mapping[str, float]:
@@ -82,7 +82,7 @@ def tar_session(settings: Settings) -> PackSession:
     program = shutil.which("tar")
     if program is None:
         raise RuntimeError("there is no tar command here")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    version = _run([program, "--version"]).splitlines()[0]
 
     def pack(to: Path) -> None:
         to.mkdir()
@@ -92,10 +92,11 @@ def tar_session(settings: Settings) -> PackSession:
             with file.open("rb") as packed:
                 os.fsync(packed.fileno())
 
-    return PackSession(note=version.stdout.splitlines()[0], source=source, pack=pack)
+    return PackSession(note=version, source=source, pack=pack)
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
     if done.returncode:
-        raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()[-200:]}")
+        raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-200:]}")
+    return done.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from nvidia.dali import fn, pipeline_def, types
 from fastfeed_bench.consume import read_array
 from fastfeed_bench.probe import examine
 from fastfeed_bench.sessions import LoaderSession
+from fastfeed_bench.systems.files import photos_of
 from fastfeed_bench.windows import RATIO, SCALE, SIDE
 
 if TYPE_CHECKING:
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastfeed_bench.model import Evidence, Settings
+    from fastfeed_bench.systems.files import Photo
 
     Batch = tuple[NDArray[np.uint8], NDArray[np.int32]]
 
 
 def session(settings: Settings) -> LoaderSession:
     """Return the session; batches are read in place, without a copy to torch."""
-    files = sorted(Path(settings["photos"]).rglob("*.jpg"))
+    files = photos_of(settings["photos"])
     pipeline = _pipeline(files, settings)
     samples = len(files) * settings["repeats"]
     return LoaderSession(
@@ -44,9 +45,11 @@ def session(settings: Settings) -> LoaderSession:
 
 
 def _describe(settings: Settings) -> Evidence:
-    files = sorted(Path(settings["probe"]).rglob("*.jpg"))
+    files = photos_of(settings["probe"])
     batches = _batches(_pipeline(files, settings), len(files) // settings["batch"])
-    return examine((p.copy() for pictures, _ in batches for p in pictures), files[0].read_bytes())
+    return examine(
+        (p.copy() for pictures, _ in batches for p in pictures), files[0].path.read_bytes()
+    )
 
 
 def _consume(batch: Batch) -> int:
@@ -62,7 +65,7 @@ def _batches(pipeline: Any, count: int) -> Iterator[Batch]:
         yield np.asarray(pictures.as_tensor()), np.asarray(labels.as_tensor())
 
 
-def _pipeline(files: list[Path], settings: Settings) -> Any:
+def _pipeline(files: list[Photo], settings: Settings) -> Any:
     @pipeline_def(  # type: ignore[untyped-decorator]
         batch_size=settings["batch"],
         num_threads=settings["workers"],
@@ -72,8 +75,8 @@ def _pipeline(files: list[Path], settings: Settings) -> Any:
     )
     def build() -> Any:
         encoded, labels = fn.readers.file(
-            files=[str(path) for path in files],
-            labels=[len(path.parent.name) for path in files],
+            files=[str(photo.path) for photo in files],
+            labels=[photo.label for photo in files],
             random_shuffle=True,
             initial_fill=500,
             name="reader",

@@ -53,7 +53,7 @@ def _pictures(loader: Any) -> Iterator[NDArray[np.uint8]]:
 
 
 def _loader(shards: list[str], settings: Settings) -> Any:
-    fields = {
+    fields: dict[str, Any] = {
         "image": ff.Image("jpg", ff.RandomResizedCrop(SIDE, scale=SCALE, ratio=RATIO)),
         "label": ff.Int("cls"),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from spdl.pipeline import PipelineBuilder
 from fastfeed_bench.consume import read_array
 from fastfeed_bench.probe import examine
 from fastfeed_bench.sessions import LoaderSession
+from fastfeed_bench.systems.files import photos_of
 from fastfeed_bench.windows import SIDE, draw_window
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastfeed_bench.model import Evidence, Settings
+    from fastfeed_bench.systems.files import Photo
 
 
 def session(settings: Settings) -> LoaderSession:
     """Return the session; a RuntimeError says that ffmpeg's libraries are missing."""
     spdl.io.demux_config()
-    files = sorted(Path(settings["photos"]).rglob("*.jpg")) * settings["repeats"]
+    files = photos_of(settings["photos"]) * settings["repeats"]
     return LoaderSession(
         note=(
             f"spdl {metadata.version('spdl')}; concurrency={settings['workers']}, "
@@ -42,9 +43,9 @@ def session(settings: Settings) -> LoaderSession:
 
 
 def _describe(settings: Settings) -> Evidence:
-    files = sorted(Path(settings["probe"]).rglob("*.jpg"))
+    files = photos_of(settings["probe"])
     batches = _batches(files, settings)
-    return examine((p for pictures, _ in batches for p in pictures), files[0].read_bytes())
+    return examine((p for pictures, _ in batches for p in pictures), files[0].path.read_bytes())
 
 
 def _consume(batch: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> int:
@@ -55,7 +56,7 @@ def _consume(batch: tuple[NDArray[np.uint8], NDArray[np.int64]]) -> int:
 
 
 def _batches(
-    files: list[Path], settings: Settings
+    files: list[Photo], settings: Settings
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
     order = random.sample(files, len(files))
     pipeline = (
@@ -71,15 +72,15 @@ def _batches(
         yield from pipeline.get_iterator()
 
 
-def _decode(path: Path, seeds: random.Random) -> tuple[Any, int]:
-    packets = spdl.io.demux_image(path.read_bytes())
+def _decode(photo: Photo, seeds: random.Random) -> tuple[Any, int]:
+    packets = spdl.io.demux_image(photo.path.read_bytes())
     window = draw_window(packets.width, packets.height, seeds)
     chain = (
         # exact: ffmpeg otherwise moves windows to whole chroma pixels.
         f"crop={window.width}:{window.height}:{window.left}:{window.top}:exact=1,"
         f"scale={SIDE}:{SIDE}:flags=bilinear,format=pix_fmts=rgb24"
     )
-    return spdl.io.decode_packets(packets, filter_desc=chain), len(path.parent.name)
+    return spdl.io.decode_packets(packets, filter_desc=chain), photo.label
 
 
 def _collate(samples: list[tuple[Any, int]]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from fastfeed_bench.consume import read_tensor
 from fastfeed_bench.machine import versions
 from fastfeed_bench.probe import examine
 from fastfeed_bench.sessions import LoaderSession
+from fastfeed_bench.systems.files import photos_of
 from fastfeed_bench.windows import RATIO, SCALE, SIDE, draw_window
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastfeed_bench.model import Evidence, Settings
+    from fastfeed_bench.systems.files import Photo
 
     Recipe = Callable[[bytes], torch.Tensor]
 
@@ -32,7 +33,7 @@ def session(settings: Settings) -> LoaderSession:
     """Return the session of `settings["recipe"]`: pillow, torchvision, cv2 or aten."""
     recipe, packages = _RECIPES[settings["recipe"]]
     make = recipe()
-    files = sorted(Path(settings["photos"]).rglob("*.jpg"))
+    files = photos_of(settings["photos"])
     loader = _loader(files * settings["repeats"], make, settings)
     used = ", ".join(f"{name} {version}" for name, version in versions(packages).items())
     return LoaderSession(
@@ -75,12 +76,12 @@ def stack_as_stored(
 
 
 def _describe(recipe: Recipe, settings: Settings) -> Evidence:
-    files = sorted(Path(settings["probe"]).rglob("*.jpg"))
+    files = photos_of(settings["probe"])
     batches = _loader(files, recipe, {**settings, "persistent": False})
-    return examine(pictures_of(batches), files[0].read_bytes())
+    return examine(pictures_of(batches), files[0].path.read_bytes())
 
 
-def _loader(files: list[Path], recipe: Recipe, settings: Settings) -> DataLoader[Any]:
+def _loader(files: list[Photo], recipe: Recipe, settings: Settings) -> DataLoader[Any]:
     return DataLoader(
         _Photos(files, recipe),
         batch_size=settings["batch"],
@@ -105,15 +106,15 @@ def _init_worker(_: int) -> None:
 class _Photos(Dataset[tuple[torch.Tensor, int]]):
     """Photos of class folders, as torchvision's ImageFolder has them."""
 
-    files: list[Path]
+    files: list[Photo]
     recipe: Recipe
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        path = self.files[index]
-        return self.recipe(path.read_bytes()), len(path.parent.name)
+        path, label = self.files[index]
+        return self.recipe(path.read_bytes()), label
 
 
 def pillow_recipe() -> Recipe:

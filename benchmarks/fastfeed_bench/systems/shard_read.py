@@ -92,7 +92,7 @@ def plain_session(settings: Settings) -> LoaderSession:
     chunk = settings["chunk"]
     buffer = np.empty(chunk, np.uint8)
     shards = _shards(settings)
-    per_shard = settings["samples"] // len(shards)
+    per_shard: int = settings["samples"] // len(shards)
 
     def read(path: Path) -> int:
         for piece in _pieces(path, buffer):
@@ -100,7 +100,7 @@ def plain_session(settings: Settings) -> LoaderSession:
         return per_shard
 
     return LoaderSession(
-        note=f"os.preadv of {chunk >> 20} MiB into one buffer, one thread",
+        note=f"os.preadv of {chunk >> 10} KiB into one buffer, one thread",
         samples=per_shard * len(shards),
         epoch=lambda: shards,
         consume=read,
@@ -113,7 +113,7 @@ def _pieces(path: Path, buffer: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]
     descriptor = os.open(path, os.O_RDONLY)
     with closing(os.fdopen(descriptor, "rb", buffering=0)):
         offset = 0
-        while count := os.preadv(descriptor, [buffer], offset):
+        while count := os.preadv(descriptor, [buffer.data], offset):
             yield buffer[:count]
             offset += count
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -95,8 +94,8 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
 def _folder(settings: Settings) -> Folder:
     root = Path(settings["photos"])
     files: list[tuple[str, int]] = []
-    for label, name in enumerate(sorted(os.listdir(root))):
-        files += [(entry.path, label) for entry in os.scandir(root / name)]
+    for label, folder in enumerate(sorted(root.iterdir())):
+        files += [(entry.path, label) for entry in os.scandir(folder)]
     return Folder(sorted(files), pillow_recipe())
 
 
@@ -131,7 +130,10 @@ def fastfeed_shards(settings: Settings) -> StartupSession:
     """Return the session of our loader over shards of photos."""
     import fastfeed as ff
 
-    fields = {"image": ff.Image("jpg", ff.RandomResizedCrop(SIDE)), "label": ff.Int("cls")}
+    fields: dict[str, Any] = {
+        "image": ff.Image("jpg", ff.RandomResizedCrop(SIDE)),
+        "label": ff.Int("cls"),
+    }
     return StartupSession(
         note=f"fastfeed {ff.__version__}, shards; num_workers={settings['workers']}, "
         f"batch_size={settings['batch']}",
@@ -165,10 +167,10 @@ class Indexed(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         number, row = divmod(index, self.per_file)
-        data = np.empty(self.size, np.uint8)
+        data = torch.empty(self.size, dtype=torch.uint8)
         with open(self.paths[number], "rb", buffering=0) as file:  # noqa: PTH123 - as users do
-            os.preadv(file.fileno(), [data], row * self.stride + 512)
-        return torch.from_numpy(data)
+            os.preadv(file.fileno(), [data.numpy().data], row * self.stride + 512)
+        return data
 
 
 def torch_indexed(settings: Settings) -> StartupSession:

@@ -1,4 +1,4 @@
-"""steady: what the process and its workers hold, early and late in a long run."""
+"""steady: what the process and its workers hold, some batches into a long run."""
 
 from __future__ import annotations
 
@@ -7,83 +7,80 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastfeed_bench.consume import read_tensor
-from fastfeed_bench.processes import (
-    children,
-    descriptors,
-    resident_bytes,
-    shared_bytes,
-    threads,
-)
+from fastfeed_bench.processes import children, descriptors, resident_bytes, shared_bytes, threads
+from fastfeed_bench.windows import SIDE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from fastfeed_bench.model import Evidence, Settings
 
-_QUANTITIES: dict[str, Callable[[int], float]] = {
-    "descriptors": descriptors,
-    "threads": threads,
-    "shared_mb": lambda pid: shared_bytes(pid) / 1e6,
-    "resident_mb": lambda pid: resident_bytes(pid) / 1e6,
-}
+_STEP = 20
+"""Batches between two readings."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SteadySession:
-    """Each run reads the quantity a little later in one endless run of batches."""
+    """Each run reads what is held a little later in one endless run; its figure is resident MB."""
 
     note: str
-    batches: Iterator[Any]
-    quantity: str
-    step: int
-    """Batches between two readings."""
-    samples: int = 0
+    batches: Iterator[dict[str, Any]]
+    first: int
+    """Batches before the first reading."""
 
     def run(self) -> Mapping[str, float]:
-        """Consume some batches, then sum the quantity over this process and its workers."""
-        self._consume(self.step)
-        read = _QUANTITIES[self.quantity]
-        return {"value": sum(map(read, [os.getpid(), *children()]))}
+        """Consume some batches, then sum over this process and its workers."""
+        self._consume(_STEP)
+        return self._held()
 
     def evidence(self) -> Evidence:
-        """Describe a batch."""
-        return {"batch": self._consume(1)}
+        """Go to the first reading and return it."""
+        self._consume(self.first)
+        return {"first": self.first, **self._held()}
 
     def close(self) -> None:
         """Nothing is left to do: the process ends next, and its workers with it."""
 
-    def _consume(self, count: int) -> int:
-        size = 0
+    def _consume(self, count: int) -> None:
         for _ in range(count):
-            batch = next(self.batches)
-            read_tensor(batch["bin"].data)
-            size = len(batch["bin"])
-        return size
+            for value in next(self.batches).values():
+                read_tensor(getattr(value, "data", value))
+
+    def _held(self) -> dict[str, float]:
+        pids = [os.getpid(), *children()]
+        return {
+            "value": sum(map(resident_bytes, pids)) / 1e6,
+            "shared_mb": sum(map(shared_bytes, pids)) / 1e6,
+            "descriptors": sum(map(descriptors, pids)),
+            "threads": sum(map(threads, pids)),
+            "processes": len(pids),
+        }
 
 
 def session(settings: Settings) -> SteadySession:
-    """Return the session, `settings["first"]` batches into the run."""
+    """Return the session over shards of photos or of raw samples."""
     import fastfeed as ff
 
+    photos = {
+        "image": ff.Image("jpg", ff.RandomResizedCrop(SIDE), ff.HorizontalFlip()),
+        "label": ff.Int("cls"),
+    }
+    fields: Any = photos if settings["photos"] else {"bin": ff.Bytes("bin")}
     loader = ff.DataLoader(
-        ff.ShardDataset(settings["folder"], fields={"bin": ff.Bytes("bin")}),
+        ff.ShardDataset(settings["folder"], fields=fields),
         batch_size=settings["batch"],
         shuffle=True,
-        drop_last=True,
         num_workers=settings["workers"],
         persistent_workers=True,
     )
 
-    def endless() -> Iterator[Any]:
+    def endless() -> Iterator[dict[str, Any]]:
         while True:
             yield from loader
 
-    made = SteadySession(
-        note=f"fastfeed {ff.__version__}; batches {settings['first']:,} and on, "
-        f"num_workers={settings['workers']}",
+    return SteadySession(
+        note=f"fastfeed {ff.__version__}; from batch {settings['first']:,} on, "
+        f"num_workers={settings['workers']}, batch_size={settings['batch']}",
         batches=endless(),
-        quantity=settings["quantity"],
-        step=settings["step"],
+        first=settings["first"],
     )
-    made.skip(settings["first"])
-    return made

@@ -48,7 +48,8 @@ def stack_into(writer: Writer) -> None:
     ) -> torch.Tensor:
         first = batch[0]
         if not _may_stack(first):
-            return torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+            result: torch.Tensor = theirs(batch, collate_fn_map=collate_fn_map)
+            return result
         nbytes = len(batch) * first.numel() * first.element_size()
         out = torch.from_numpy(writer.empty((nbytes,), np.uint8)).view(first.dtype)
         return torch.stack(batch, 0, out=out.view(len(batch), *first.shape))

@@ -5,16 +5,16 @@ These pickles cross only the pipes between our own processes; nothing from a sha
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 # A tree larger than this goes through shared memory too, so that messages fit a pipe's buffer.
 _INLINE = 2048
-# Below this an array is cheaper inside the tree.
+# Older torch can name the axes of a tensor, and refuses to pickle such a one.
+_has_names: Callable[[torch.Tensor], bool] = getattr(torch.Tensor, "has_names", lambda _: False)
+# An array of fewer bytes than this is cheaper inside the tree.
 _SMALL_ARRAY = 256
 
 
-class _Leaf(NamedTuple):
-    """Where one tensor or array of the tree lies, and what it is."""
+class _TensorLeaf(NamedTuple):
+    """A tensor of the tree: what it is and where its bytes lie."""
 
-    tensor: bool
-    dtype: torch.dtype | np.dtype[Any]
+    dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     """In elements, None for contiguous."""
@@ -40,64 +41,88 @@ class _Leaf(NamedTuple):
     """Offset in the region, or -1 - number of the private piece that follows the message."""
 
 
+class _ArrayLeaf(NamedTuple):
+    """A contiguous numpy array of the tree; the rest as for tensors."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    nbytes: int
+    place: int
+
+
 class Packed(NamedTuple):
     """The message of one batch."""
 
     tree: bytes | tuple[int, int]
-    """The pickled tree, or its place (as in `_Leaf`) and size."""
-    leaves: list[_Leaf]
+    """The pickled tree, or its place (as of a leaf) and size."""
+    leaves: list[_TensorLeaf | _ArrayLeaf]
     nbytes: int
 
 
-@dataclass(slots=True)
 class _Packing:
-    writer: SlotWriter
-    leaves: list[_Leaf]
-    numbers: dict[int, int]
-    """id() of a packed object -> its number; the tree keeps the objects alive meanwhile."""
-    private: list[NDArray[np.uint8]]
-    nbytes: int = 0
+    """The leaves of one batch as they are met. Its methods serve `pickle` as reducers."""
+
+    def __init__(self, writer: SlotWriter) -> None:
+        self.writer = writer
+        self.leaves: list[_TensorLeaf | _ArrayLeaf] = []
+        self.private: list[NDArray[np.uint8]] = []
+        self.nbytes = 0
+
+    def take_tensor(self, tensor: torch.Tensor) -> Any:
+        """Take a tensor out of the tree, or pickle it by value if it is no plain one."""
+        if not _is_plain(tensor):
+            return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return self._took(_place_tensor(tensor, self))
+
+    def take_array(self, array: NDArray[Any]) -> Any:
+        """Take an array out of the tree, or pickle it if it is small or no plain one."""
+        if not _is_plain_array(array):
+            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return self._took(_place_array(array, self))
+
+    def _took(self, leaf: _TensorLeaf | _ArrayLeaf) -> Any:
+        self.leaves.append(leaf)
+        self.nbytes += leaf.nbytes
+        return _leaf_number, (len(self.leaves) - 1,)
+
+    def place_of(self, memory: NDArray[np.uint8]) -> int:
+        """Return where memory that the writer gave lies, as a leaf's `place` says it."""
+        place = self.writer.place_of(memory.__array_interface__["data"][0], memory.nbytes)
+        if place is not None:
+            return place
+        self.private.append(memory)
+        return -len(self.private)
 
 
-class _Packer(pickle.Pickler):
-    """Pickles a tree, taking plain tensors and arrays out of it."""
-
-    def __init__(self, file: io.BytesIO, packing: _Packing) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._packing = packing
-
-    def persistent_id(self, obj: Any) -> int | None:
-        """Return the number of a leaf, or None for what is pickled as it is."""
-        kind = type(obj)
-        if kind is torch.Tensor:
-            if not _is_plain(obj):
-                return None
-        elif kind is not np.ndarray or not _is_plain_array(obj):
-            return None
-        number = self._packing.numbers.get(id(obj))
-        if number is None:
-            number = len(self._packing.leaves)
-            self._packing.numbers[id(obj)] = number
-            place = _place_tensor if kind is torch.Tensor else _place_array
-            self._packing.leaves.append(place(obj, self._packing))
-        return number
+def _leaf_number(number: int) -> Any:
+    """Stand for a leaf in a pickled tree; `_Unpacker` puts the leaf in its place."""
+    raise pickle.UnpicklingError(f"leaf {number} of a batch outside its message")
 
 
 def pack(tree: Any, writer: SlotWriter) -> tuple[Packed, list[NDArray[np.uint8]]]:
     """Return the message of a batch, and the pieces that the region had no room for.
 
     Tensors and arrays that `writer` gave the memory for stay where they are; others are copied
-    into the region once. What is no plain tensor or array travels as pickle carries it.
+    into the region once. What is no plain tensor or array travels by value, as pickle carries it.
     """
-    packing = _Packing(writer, [], {}, [])
+    packing = _Packing(writer)
     file = io.BytesIO()
-    _Packer(file, packing).dump(tree)
-    pickled: bytes | tuple[int, int] = file.getvalue()
+    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    # A table costs nothing for strings and numbers, of which some batches hold thousands;
+    # `persistent_id` would be called for each. pickle meets the same object only once.
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        torch.Tensor: packing.take_tensor,
+        np.ndarray: packing.take_array,
+    }
+    pickler.dump(tree)
+    pickled = file.getvalue()
+    where: bytes | tuple[int, int] = pickled
     if len(pickled) > _INLINE:
         memory = writer.empty((len(pickled),), np.uint8)
         memory[:] = np.frombuffer(pickled, np.uint8)
-        pickled = (_place_of(memory, packing), len(pickled))
-    return Packed(pickled, packing.leaves, packing.nbytes), packing.private
+        where = (packing.place_of(memory), len(pickled))
+    return Packed(where, packing.leaves, packing.nbytes), packing.private
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -106,7 +131,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         and tensor.device.type == "cpu"
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
         and not (tensor.is_conj() or tensor.is_neg())
-        and not tensor.__dict__
+        and not (_has_names(tensor) or tensor.__dict__)
     )
 
 
@@ -119,13 +144,12 @@ def _is_plain_array(array: NDArray[Any]) -> bool:
     )
 
 
-def _place_tensor(tensor: torch.Tensor, packing: _Packing) -> _Leaf:
+def _place_tensor(tensor: torch.Tensor, packing: _Packing) -> _TensorLeaf:
     shape = tuple(tensor.shape)
     strides = None if tensor.is_contiguous() else tensor.stride()
     nbytes = tensor.nbytes
-    packing.nbytes += nbytes
     if nbytes == 0:
-        return _Leaf(True, tensor.dtype, shape, strides, 0, 0)  # noqa: FBT003
+        return _TensorLeaf(tensor.dtype, shape, None, 0, 0)
     if strides is not None and not _is_dense(tensor):
         # What is left out between the elements of a slice is not worth sending.
         tensor, strides = tensor.contiguous(), None
@@ -135,8 +159,8 @@ def _place_tensor(tensor: torch.Tensor, packing: _Packing) -> _Leaf:
         target = torch.from_numpy(memory).view(tensor.dtype)
         target = target.view(shape) if strides is None else target.as_strided(shape, strides)
         target.copy_(tensor)
-        place = _place_of(memory, packing)
-    return _Leaf(True, tensor.dtype, shape, strides, nbytes, place)  # noqa: FBT003
+        place = packing.place_of(memory)
+    return _TensorLeaf(tensor.dtype, shape, strides, nbytes, place)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -151,34 +175,27 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _place_array(array: NDArray[Any], packing: _Packing) -> _Leaf:
-    packing.nbytes += array.nbytes
+def _place_array(array: NDArray[Any], packing: _Packing) -> _ArrayLeaf:
     place = packing.writer.place_of(array.__array_interface__["data"][0], array.nbytes)
     if place is None:
         memory = packing.writer.empty((array.nbytes,), np.uint8)
-        memory[:] = np.frombuffer(array, np.uint8)
-        place = _place_of(memory, packing)
-    return _Leaf(False, array.dtype, array.shape, None, array.nbytes, place)  # noqa: FBT003
-
-
-def _place_of(memory: NDArray[np.uint8], packing: _Packing) -> int:
-    place = packing.writer.place_of(memory.__array_interface__["data"][0], memory.nbytes)
-    if place is not None:
-        return place
-    packing.private.append(memory)
-    return -len(packing.private)
+        memory[:] = array.reshape(-1).view(np.uint8)
+        place = packing.place_of(memory)
+    return _ArrayLeaf(array.dtype, array.shape, array.nbytes, place)
 
 
 class _Unpacker(pickle.Unpickler):
-    """Puts the tensors and arrays back into the tree, each once."""
+    """Puts the tensors and arrays back into the tree."""
 
     def __init__(self, file: io.BytesIO, leaves: list[Any]) -> None:
         super().__init__(file)
         self._leaves = leaves
 
-    def persistent_load(self, pid: int) -> Any:
-        """Return the leaf of a number."""
-        return self._leaves[pid]
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what the pickle names, and for a leaf's number the way to the leaf."""
+        if name == _leaf_number.__name__ and module == __name__:
+            return self._leaves.__getitem__
+        return super().find_class(module, name)
 
 
 def unpack(packed: Packed, private: Sequence[bytes], lease: Lease, *, copy: bool) -> Any:
@@ -186,43 +203,40 @@ def unpack(packed: Packed, private: Sequence[bytes], lease: Lease, *, copy: bool
 
     The lease is sealed in any case, even if the tree cannot be rebuilt.
     """
+
+    def memory_at(place: int, nbytes: int) -> NDArray[np.uint8]:
+        if place < 0:
+            return np.frombuffer(bytearray(private[-1 - place]), np.uint8)
+        memory = lease.array((nbytes,), np.uint8, place)
+        return memory.copy() if copy else memory
+
+    def tensor_of(leaf: _TensorLeaf) -> torch.Tensor:
+        dtype, shape, strides, nbytes, place = leaf
+        if nbytes == 0:
+            return torch.empty(shape, dtype=dtype)
+        numpy_dtype = _NUMPY.get(dtype)
+        if strides is None and numpy_dtype is not None and place >= 0 and not copy:
+            return torch.from_numpy(lease.array(shape, numpy_dtype, place))  # the fast way
+        flat = torch.frombuffer(memory_at(place, nbytes), dtype=dtype)
+        return flat.view(shape) if strides is None else flat.as_strided(shape, strides)
+
+    def array_of(leaf: _ArrayLeaf) -> NDArray[Any]:
+        if leaf.place >= 0 and not copy:
+            return lease.array(leaf.shape, leaf.dtype, leaf.place)
+        return memory_at(leaf.place, leaf.nbytes).view(leaf.dtype).reshape(leaf.shape)
+
     try:
-        leaves = [_leaf(leaf, private, lease, copy=copy) for leaf in packed.leaves]
-        if isinstance(packed.tree, bytes):
-            tree = packed.tree
-        else:
-            place, size = packed.tree
-            tree = (
-                private[-1 - place] if place < 0 else lease.array((size,), np.uint8, place).tobytes()
-            )
+        leaves = [
+            tensor_of(leaf) if isinstance(leaf, _TensorLeaf) else array_of(leaf)
+            for leaf in packed.leaves
+        ]
+        tree = packed.tree
+        if not isinstance(tree, bytes):
+            place, size = tree
+            tree = private[-1 - place] if place < 0 else memory_at(place, size).tobytes()
         return _Unpacker(io.BytesIO(tree), leaves).load()
     finally:
         lease.seal()
-
-
-def _leaf(leaf: _Leaf, private: Sequence[bytes], lease: Lease, *, copy: bool) -> Any:
-    if leaf.place < 0:
-        memory = np.frombuffer(bytearray(private[-1 - leaf.place]), np.uint8)
-    elif not leaf.tensor:
-        array = lease.array(leaf.shape, leaf.dtype, leaf.place)  # type: ignore[arg-type]
-        return array.copy() if copy else array
-    elif leaf.nbytes == 0:
-        shape, strides = leaf.shape, leaf.strides
-        empty = torch.empty(shape, dtype=leaf.dtype)  # type: ignore[arg-type]
-        return empty if strides is None else empty.as_strided(shape, strides)
-    else:
-        numpy_dtype = _NUMPY.get(leaf.dtype)  # type: ignore[call-overload]
-        if leaf.strides is None and numpy_dtype is not None and not copy:
-            return torch.from_numpy(lease.array(leaf.shape, numpy_dtype, leaf.place))
-        memory = lease.array((leaf.nbytes,), np.uint8, leaf.place)
-        if copy:
-            memory = memory.copy()
-    if not leaf.tensor:
-        return memory.view(leaf.dtype).reshape(leaf.shape)  # type: ignore[arg-type]
-    flat = torch.frombuffer(memory, dtype=leaf.dtype)  # type: ignore[arg-type]
-    if leaf.strides is None:
-        return flat.view(leaf.shape)
-    return flat.as_strided(leaf.shape, leaf.strides)
 
 
 _NUMPY = {

@@ -38,7 +38,7 @@ from fastfeed.fields import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -154,7 +154,7 @@ class SampleDecoder:
         return _PLAIN[type(field)](data)
 
 
-_PLAIN = {
+_PLAIN: dict[type[Field], Callable[[memoryview], Any]] = {
     Int: decode_int,
     Float: decode_float,
     Text: decode_text,
@@ -203,8 +203,12 @@ def _row(output: _Output, fields: Mapping[str, Field]) -> Row | None:
         return Row((), np.dtype(np.float64))
     if isinstance(field, Array) and field.shape is not None:
         return Row(field.shape, np.dtype(field.dtype))
-    if not isinstance(field, Image | Mask):
-        return None
+    if isinstance(field, Image | Mask):
+        return _picture_row(output, field, fields)
+    return None
+
+
+def _picture_row(output: _Output, field: Image | Mask, fields: Mapping[str, Field]) -> Row | None:
     leading = fields[output.leader] if output.leader else field
     size = fixed_size(leading.transforms) if isinstance(leading, Image | Mask) else None
     if size is None:

@@ -28,7 +28,7 @@ def jpeg_orientation(data: memoryview) -> int:
         if marker in {0xDA, 0xD9}:
             break
         length = int.from_bytes(data[place + 2 : place + 4], "big")
-        if marker == 0xE1 and data[place + 4 : place + 10] == b"Exif\0\0":
+        if marker == 0xE1 and bytes(data[place + 4 : place + 10]) == b"Exif\0\0":
             return _orientation(data[place + 10 : place + 2 + length])
         place += 2 + max(2, length)
     return 1
@@ -67,6 +67,11 @@ def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
         7: Box(below, right, h, w),
         8: Box(below, x, h, w),
     }[orientation]
+
+
+def turn_back(picture: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Return a view of a displayed picture as it is stored."""
+    return turn(picture, {6: 8, 8: 6}.get(orientation, orientation))
 
 
 def turn(picture: NDArray[Any], orientation: int) -> NDArray[Any]:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from fastfeed.decoding import pillow, turbojpeg
-from fastfeed.decoding.exif import jpeg_orientation, stored_box, turn
-from fastfeed.decoding.jpeg_header import START, is_complete
+from fastfeed.decoding.exif import jpeg_orientation, stored_box, turn, turn_back
+from fastfeed.decoding.jpeg_header import is_complete, is_jpeg
 from fastfeed.decoding.resize import flip_into, resize_into, resize_nearest
-from fastfeed.decoding.window import Box, Window
 from fastfeed.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -20,10 +19,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fastfeed.decoding.window import Box, Window
     from fastfeed.fields import Image, Mask, Normalize
 
 JPEG_DECODERS = ("turbojpeg", "simplejpeg", "pillow")
 """In the order of preference; each leaves to the next what it cannot do."""
+
+# Measured on photos: by these the result is 0.2 levels, at most 1, from that of the whole decode.
+_SHRUNK_RATIO = 3.0
+_SHIFT = 0.1
+"""Pixels of the result."""
 
 
 class _Scratch(threading.local):
@@ -84,9 +89,8 @@ def decode_mask(
     data: memoryview, field: Mask, window_of: Callable[[int, int], Window]
 ) -> NDArray[np.uint8]:
     """Return the class numbers [h, w] of a mask."""
-    picture = pillow.open_picture(data, max_pixels=field.max_pixels)
-    orientation = pillow.orientation_of(picture) if field.exif == "apply" else 1
-    pixels = turn(pillow.decode_picture(picture, mode="index", wide=False), orientation)
+    pixels, orientation = _by_pillow(data, field, mode="index", wide=False)
+    pixels = turn(pixels, orientation)
     window = window_of(*pixels.shape[:2])
     x, y, w, h = window.crop
     part = resize_nearest(pixels[y : y + h, x : x + w, 0], window.size)
@@ -101,7 +105,7 @@ def _decode_part(
     window_of: Callable[[int, int], Window],
     decoders: Sequence[str],
 ) -> _Part:
-    if data[:3] == START:
+    if is_jpeg(data):
         if field.truncated == "error" and not is_complete(data):
             raise DecodeError(
                 f"the JPEG is cut short: its {len(data):,} bytes hold no end of the picture",
@@ -109,21 +113,28 @@ def _decode_part(
             )
         if field.mode != "RGBA" and field.dtype == "uint8":
             for name in decoders:
-                found = _JPEG[name](data, field, window_of) if name in _JPEG else None
+                if name == "pillow":
+                    break
+                found = _JPEG[name](data, field, window_of)
                 if found is not None:
                     return found
-    picture = pillow.open_picture(data, max_pixels=field.max_pixels)
-    orientation = pillow.orientation_of(picture) if field.exif == "apply" else 1
-    if field.truncated == "keep" and data[:3] == START:
-        data = _with_end(data)
-        picture = pillow.open_picture(data, max_pixels=field.max_pixels)
-    pixels = pillow.decode_picture(picture, mode=field.mode, wide=field.dtype == "uint16")
+        if field.truncated == "keep":
+            data = memoryview(bytes(data) + b"\xff\xd9")  # given an end, Pillow fills it up
+    pixels, orientation = _by_pillow(data, field, mode=field.mode, wide=field.dtype == "uint16")
     return _cut(pixels, orientation, window_of)
 
 
-def _with_end(data: memoryview) -> memoryview:
-    """Return a JPEG that was cut short with zeros and an end, so that Pillow fills it up."""
-    return memoryview(bytes(data) + bytes(1 << 16) + b"\xff\xd9")
+def _by_pillow(
+    data: memoryview, field: Image | Mask, *, mode: pillow.Mode, wide: bool
+) -> tuple[NDArray[Any], int]:
+    """Return a whole stored picture, and the orientation that is still to be applied."""
+    picture = pillow.open_picture(data, max_pixels=field.max_pixels)
+    stored = jpeg_orientation(data) if is_jpeg(data) else pillow.orientation_of(picture)
+    pixels = pillow.decode_picture(picture, mode=mode, wide=wide)
+    turned = stored != 1 and not is_jpeg(data) and pillow.orientation_of(picture) != stored
+    if field.exif == "apply":
+        return pixels, 1 if turned else stored
+    return turn_back(pixels, stored) if turned else pixels, 1  # Pillow turns TIFFs by itself
 
 
 def _turbojpeg(
@@ -131,21 +142,18 @@ def _turbojpeg(
 ) -> _Part | None:
     if turbojpeg.library() is None:
         return None
-    source = np.frombuffer(data, np.uint8)
-    header = turbojpeg.read_header(source)
+    header = turbojpeg.read_header(np.frombuffer(data, np.uint8))
     _check_budget(header.height, header.width, field)
     if not header.supported:
         return None
     orientation = jpeg_orientation(data) if field.exif == "apply" else 1
-    height, width = _displayed(header.height, header.width, orientation)
+    height, width = _displayed((header.height, header.width), orientation)
     window = window_of(height, width)
     box = stored_box(window.crop, orientation, height, width)
-    shrink = _shrink(window)
     pixels = turbojpeg.decode_region(
-        source,
         header,
         box,
-        shrink=shrink,
+        shrink=_shrink(box, _displayed(window.size, orientation)),
         gray=field.mode == "L",
         scratch=lambda nbytes: _scratch.piece("region", nbytes),
         tolerant=field.truncated == "keep",
@@ -184,28 +192,34 @@ def _check_budget(height: int, width: int, field: Image) -> None:
         )
 
 
-def _displayed(height: int, width: int, orientation: int) -> tuple[int, int]:
+def _displayed(size: tuple[int, ...], orientation: int) -> tuple[int, int]:
+    height, width = size[:2]
     return (width, height) if orientation >= 5 else (height, width)
 
 
 def _cut(pixels: NDArray[Any], orientation: int, window_of: Callable[[int, int], Window]) -> _Part:
     """Cut the window's region out of a whole stored picture."""
-    height, width = _displayed(*pixels.shape[:2], orientation)
+    height, width = _displayed(pixels.shape, orientation)
     window = window_of(height, width)
     x, y, w, h = stored_box(window.crop, orientation, height, width)
     return _Part(pixels[y : y + h, x : x + w], window, orientation)
 
 
-def _shrink(window: Window) -> int:
-    """Return how many times smaller the JPEG may be decoded and still be resized down, or not."""
-    down = window.crop.h / window.size[0]
-    across = window.crop.w / window.size[1]
+def _shrink(box: Box, size: tuple[int, int]) -> int:
+    """Return how many times smaller a JPEG's region may be decoded before it is resized."""
     for shrink in (8, 4, 2):
-        # The coefficients of a smaller block are an antialiased picture of half the size; beyond
-        # twice the target the resize itself does the rest of the filtering.
-        if min(down, across) >= 2 * shrink:
+        if _shrinks(box.x, box.w, size[1], shrink) and _shrinks(box.y, box.h, size[0], shrink):
             return shrink
     return 1
+
+
+def _shrinks(start: int, length: int, target: int, shrink: int) -> bool:
+    # A block of fewer coefficients is the picture at half the size or less, with another filter
+    # than ours: that shows unless our own resize still does most of the work. The region's edges
+    # fall between its pixels, and by so much the result is shifted.
+    ratio = length / target
+    shift = max(abs(edge - round(edge / shrink) * shrink) for edge in (start, start + length))
+    return ratio >= _SHRUNK_RATIO * shrink and shift <= _SHIFT * ratio
 
 
 def _finish(part: _Part, out: NDArray[Any]) -> None:
@@ -217,8 +231,8 @@ def _finish(part: _Part, out: NDArray[Any]) -> None:
     if plain:
         resize_into(pixels, out)
         return
-    stored = _displayed(height, width, orientation)
-    if pixels.shape[:2] == stored and orientation == 1:
+    stored = _displayed((height, width), orientation)
+    if pixels.shape[:2] == stored:
         resized = pixels
     else:
         nbytes = height * width * channels * pixels.itemsize

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +36,7 @@ def _pillow() -> Any:
         installed.append(name)
     if len(installed) == 2:
         raise OptionError(
-            "pillow and pillow-simd are both installed, and each has overwritten files of the other",
+            "pillow and pillow-simd are both installed: each has overwritten files of the other",
             way_out="Keep one: pip uninstall pillow pillow-simd, then install the one you want",
         )
     from PIL import Image
@@ -83,11 +82,8 @@ def decode_picture(picture: Image, *, mode: Mode, wide: bool) -> NDArray[Any]:
     nothing is clipped.
     """
     try:
-        with warnings.catch_warnings():
-            # Pillow warns of palettes whose transparency is bytes; converting is what we do.
-            warnings.simplefilter("ignore")
-            picture.load()
-            return _convert(picture, mode=mode, wide=wide)
+        picture.load()
+        return _convert(picture, mode=mode, wide=wide)
     except DecodeError:
         raise
     except Exception as error:
@@ -111,22 +107,25 @@ def _convert(picture: Image, *, mode: Mode, wide: bool) -> NDArray[Any]:
     if mode == "index":
         if picture.mode not in {"P", "L", "1"}:
             picture = picture.convert("L")
-        return np.asarray(picture, dtype=np.uint8)[..., None]
+        return np.array(picture, dtype=np.uint8)[..., None]
     if wide and _bits(picture) > 8:
         raise DecodeError(
             "16-bit colour would be cut to 8 bits",
             way_out="Ask for dtype='uint8', or store the picture as .npy",
         )
-    if mode != "RGBA" and picture.mode in {"LA", "PA", "RGBa", "La"}:
-        picture = picture.convert("RGBA")
-    narrow = np.asarray(picture.convert(mode), dtype=np.uint8)
+    if picture.mode in {"LA", "PA", "RGBa", "La"} or isinstance(
+        picture.info.get("transparency"), bytes
+    ):
+        picture = picture.convert("RGBA")  # Pillow warns of, or refuses, the direct way
+    narrow = np.array(picture.convert(mode), dtype=np.uint8)
     narrow = narrow[..., None] if narrow.ndim == 2 else narrow
     return narrow.astype(np.uint16) * 257 if wide else narrow
 
 
 def _bits(picture: Image) -> int:
     """Return the bits of a channel as stored, as far as Pillow tells."""
-    tile = picture.tile[0] if picture.tile else None
+    tiles = getattr(picture, "tile", None)
+    tile = tiles[0] if tiles else None
     raw = tile.args[0] if tile is not None and isinstance(tile.args, tuple) and tile.args else ""
     return 16 if ";16" in str(picture.info.get("bitdepth", raw)) else 8
 

@@ -40,7 +40,8 @@ def resize_nearest(picture: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]
         ((np.arange(new) + 0.5) * (old / new)).astype(np.int64)
         for old, new in zip(picture.shape[:2], size, strict=True)
     )
-    return picture[rows[:, None], columns]
+    nearest: NDArray[Any] = picture[rows[:, None], columns]
+    return nearest
 
 
 def flip_into(picture: NDArray[np.uint8], out: NDArray[np.uint8]) -> None:

@@ -13,13 +13,12 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from fastfeed.errors import DecodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from fastfeed.decoding.window import Box
@@ -31,8 +30,9 @@ _RGB, _GRAY = 0, 6
 _CMYK_SPACES = {3, 4}
 # Progressive files need few scans; thousands are an attack on time.
 _MOST_SCANS = 500
-# Size of a coded block of all channels in pixels (width, height), by subsampling.
-_UNITS = {0: (8, 8), 1: (16, 8), 2: (16, 16), 3: (8, 8), 4: (8, 16), 5: (32, 8), 6: (8, 32)}
+# Width of a coded block of all channels in pixels, by the subsampling's number: 4:4:4, 4:2:2,
+# 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1.
+_UNITS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
 # Pixels beside the region that its colours are interpolated from.
 _BORDER = 4
 
@@ -48,6 +48,7 @@ class _Factor(ctypes.Structure):
 class Header(NamedTuple):
     """What the decoder says of a JPEG before decoding it."""
 
+    data: NDArray[np.uint8]
     height: int
     width: int
     subsampling: int
@@ -145,11 +146,10 @@ def read_header(data: NDArray[np.uint8]) -> Header:
         and arithmetic != 1
         and lossless != 1
     )
-    return Header(height, width, subsampling, supported)
+    return Header(data, height, width, subsampling, supported)
 
 
 def decode_region(
-    data: NDArray[np.uint8],
     header: Header,
     box: Box,
     *,
@@ -160,19 +160,18 @@ def decode_region(
 ) -> NDArray[np.uint8]:
     """Return a region of the picture as [height, width, channels], a view of scratch memory.
 
-    `read_header` of the same data must have been called just before, in this thread. `shrink` is
-    1, 2, 4 or 8: the region comes that many times smaller, rounded up. `scratch(nbytes)` gives the
-    memory. With `tolerant` a picture that was cut short is filled up as libjpeg does.
+    The `header` must be the one read last in this thread. `shrink` is 1, 2, 4 or 8: the region
+    comes that many times smaller, its edges moved to the nearest pixel of the smaller picture.
+    `scratch(nbytes)` gives the memory. With `tolerant` a picture that was cut short is filled up as libjpeg does.
     """
-    handle = _handle()
+    handle, data = _handle(), header.data
     functions, address = handle.functions, handle.address
-    unit_w, unit_h = (max(1, side) for side in _UNITS[header.subsampling])
+    unit = _UNITS[header.subsampling]
     width, height = -(-header.width // shrink), -(-header.height // shrink)
-    left, top = box.x // shrink, box.y // shrink
-    right = min(width, -(-(box.x + box.w) // shrink))
-    below = min(height, -(-(box.y + box.h) // shrink))
+    left, right = _nearest(box.x, box.w, shrink, width)
+    top, below = _nearest(box.y, box.h, shrink, height)
     # The region must begin at a coded block, and colours at its edges depend on their neighbours.
-    step = unit_w // shrink if unit_w % shrink == 0 and unit_w >= shrink else unit_w
+    step = unit // shrink
     first = max(0, left - _BORDER) // step * step
     upper = max(0, top - _BORDER) // 2 * 2
     region = _Region(
@@ -206,6 +205,12 @@ def decode_region(
         raise DecodeError(reason)
     picture: NDArray[np.uint8] = memory.reshape(region.h, region.w, channels)
     return picture[top - upper : below - upper, left - first : right - first]
+
+
+def _nearest(start: int, length: int, shrink: int, limit: int) -> tuple[int, int]:
+    """Return the first pixel and the one behind the last, on an axis that is `shrink` times less."""
+    first = min(round(start / shrink), limit - 1)
+    return first, min(max(round((start + length) / shrink), first + 1), limit)
 
 
 def _reason(handle: _Handle) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
+import math
+import operator
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 # An .npz may hold zeros that unpack to any size; this many bytes are taken as meant.
 _LARGEST_NPZ = 1 << 30
 _LONGEST_NUMBER = 400
+_NPY = b"\x93NUMPY"
+# As long as NumPy itself reads a header without being told that it is trusted.
+_LONGEST_HEADER = 10_000
 
 
 def decode_text(data: memoryview) -> str:
@@ -51,7 +57,10 @@ def decode_float(data: memoryview) -> float:
 def _number(data: memoryview) -> str:
     if len(data) > _LONGEST_NUMBER:
         raise ValueError("too long")
-    return str(data, "ascii")
+    text = str(data, "ascii")
+    if "_" in text:  # Python's own way to write 1_000
+        raise ValueError("an underscore")
+    return text
 
 
 def decode_json(data: memoryview) -> Any:
@@ -70,55 +79,69 @@ def _refuse(constant: str) -> Any:
 
 def decode_array(data: memoryview) -> NDArray[Any] | dict[str, NDArray[Any]]:
     """Return the array of an .npy, or the arrays of an .npz by name; never a pickle."""
-    if data[:4] == b"PK\x03\x04" or data[:4] == b"PK\x05\x06":
+    if bytes(data[:4]) in {b"PK\x03\x04", b"PK\x05\x06"}:
         return _decode_npz(data)
     return _decode_npy(data)
 
 
 def _decode_npy(data: memoryview) -> NDArray[Any]:
-    file = io.BytesIO(data)
+    shape, fortran, dtype, start = _npy_header(data)
+    count = math.prod(shape)
+    if count * dtype.itemsize > len(data) - start:
+        raise DecodeError(
+            f"the array is cut short: {shape} of {dtype} takes {count * dtype.itemsize:,} "
+            f"bytes, and {len(data) - start:,} are there"
+        )
     try:
-        version = np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format._read_array_header(file, version)  # type: ignore[attr-defined]  # noqa: SLF001
-        if dtype.hasobject:
-            raise DecodeError("the array holds Python objects (a pickle)", way_out="Store numbers")
-        start, count = file.tell(), 1
-        for length in shape:
-            if length < 0:
-                raise ValueError("a negative length")
-            count *= length
-        if count * dtype.itemsize > len(data) - start:
-            raise DecodeError(
-                f"the array is cut short: {shape} of {dtype} takes {count * dtype.itemsize:,} "
-                f"bytes, and {len(data) - start:,} are there"
-            )
         flat = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
-        array = flat.reshape(shape, order="F" if fortran else "C")
-        return array.copy() if count else array
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # headers are parsed as Python literals, and fail in many ways
+        return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
+    except ValueError as error:  # lengths beyond what NumPy can hold, values of no size
+        raise DecodeError(f"no .npy: {shape} of {dtype}: {str(error)[:200]}") from error
+
+
+def _npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, Fortran order, type and the place where the values begin."""
+    if bytes(data[:6]) != _NPY:
+        raise DecodeError("no .npy: it does not begin as one")
+    wide = bytes(data[6:7]) != b"\x01"
+    start = 12 if wide else 10
+    length = int.from_bytes(data[8:start], "little")
+    if length > min(_LONGEST_HEADER, len(data) - start):
+        raise DecodeError(f"no .npy: a header of {length:,} bytes")
+    try:
+        header = ast.literal_eval(str(data[start : start + length], "utf-8").strip())
+        shape, fortran = tuple(map(operator.index, header["shape"])), bool(header["fortran_order"])
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
+    except Exception as error:  # Python literals from anywhere fail in many ways
         raise DecodeError(f"no .npy: {type(error).__name__}: {str(error)[:200]}") from error
+    if dtype.hasobject:
+        raise DecodeError("the array holds Python objects (a pickle)", way_out="Store numbers")
+    if any(side < 0 for side in shape):
+        raise DecodeError(f"no .npy: a shape of {shape}")
+    return shape, fortran, dtype, start + length
 
 
 def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            if sum(info.file_size for info in archive.infolist()) > _LARGEST_NPZ:
-                raise DecodeError(f"the .npz unpacks to more than {_LARGEST_NPZ:,} bytes")
-            return {
-                info.filename.removesuffix(".npy"): _decode_npy(memoryview(archive.read(info)))
-                for info in archive.infolist()
-            }
-    except DecodeError:
-        raise
-    except Exception as error:
+            members = archive.infolist()
+            fits = sum(member.file_size for member in members) <= _LARGEST_NPZ
+            # A member is never read beyond the size that the directory gives.
+            files = {one.filename: archive.read(one) for one in members} if fits else {}
+    except Exception as error:  # zipfile and its decompressors raise anything on rubbish
         raise DecodeError(f"no .npz: {type(error).__name__}: {str(error)[:200]}") from error
+    if not fits:
+        raise DecodeError(f"the .npz unpacks to more than {_LARGEST_NPZ:,} bytes")
+    return {
+        name.removesuffix(".npy"): _decode_npy(memoryview(file)) for name, file in files.items()
+    }
 
 
 def decode_coordinates(data: memoryview, columns: int) -> NDArray[np.float32]:
     """Return [n, columns] float32 of a JSON list of lists, or of an .npy."""
-    value: Any = _decode_npy(data) if data[:1] == b"\x93" else decode_json(data)
+    value: Any = _decode_npy(data) if bytes(data[:6]) == _NPY else decode_json(data)
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
+        raise DecodeError(f"{value.dtype} is no type of coordinates", way_out="Store float32")
     try:
         array = np.asarray(value, np.float32)
     except (ValueError, TypeError, OverflowError) as error:

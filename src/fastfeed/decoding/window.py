@@ -60,6 +60,12 @@ def draw_window(transforms: Sequence[Transform], height: int, width: int, draw: 
     whole = Box(0, 0, width, height)
     window = Window((height, width), whole, (height, width), whole)
     for transform in transforms:
+        if isinstance(transform, RandomResizedCrop | Resize) and not window.is_whole:
+            raise DecodeError(
+                f"{width}x{height} pixels are fewer than the {window.final.w}x{window.final.h} of "
+                "the CenterCrop",
+                way_out="Resize before the CenterCrop, or cut less",
+            )
         if isinstance(transform, RandomResizedCrop):
             crop = _random_part(transform, window.crop, draw)
             window = _resized(replace(window, crop=crop), _pair(transform.size))
@@ -78,7 +84,7 @@ def fixed_size(transforms: Sequence[Transform]) -> tuple[int, int] | None:
     Raises OptionError for a chain that cannot be done in one cut, one resize and one cut.
     """
     size: tuple[int, int] | None = None
-    resized = False
+    resized = cut = False
     for transform in transforms:
         if isinstance(transform, RandomResizedCrop | Resize):
             if resized:
@@ -86,10 +92,15 @@ def fixed_size(transforms: Sequence[Transform]) -> tuple[int, int] | None:
                     f"{transform!r} resizes what was resized already",
                     way_out="Resize once, or do it in ShardDataset(transform=...)",
                 )
-            resized = True
+            resized, cut = True, False
             keeps_aspect = isinstance(transform, Resize) and isinstance(transform.size, int)
             size = None if keeps_aspect else _pair(transform.size)
         elif isinstance(transform, CenterCrop):
+            if cut:
+                raise OptionError(
+                    f"{transform!r} cuts what was cut already", way_out="Cut once, to the last size"
+                )
+            cut = True
             size = _pair(transform.size)
     return size
 
@@ -148,6 +159,8 @@ def _centre(window: Window, size: tuple[int, int]) -> Window:
     fill_x, fill_y = max(0, size[1] - width), max(0, size[0] - height)
     left = -(fill_x // 2) if fill_x else round((width - size[1]) / 2)
     top = -(fill_y // 2) if fill_y else round((height - size[0]) / 2)
+    if window.flip:  # the middle of what is seen, which is flipped at the end
+        left = width - size[1] - left
     untouched = window.is_whole and window.size == (window.crop.h, window.crop.w)
     if untouched and not fill_x and not fill_y:  # nothing is resized: cut before decoding
         crop = Box(window.crop.x + left, window.crop.y + top, size[1], size[0])

@@ -1,9 +1,10 @@
-"""The trainer's hand on a worker's region: which batches are lent, and when the last of one died."""
+"""The trainer's hand on a worker's region: what is lent, and when the last of a batch died."""
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
     from fastfeed.slots.region import Region
 
 
+class State(Enum):
+    """Where a lease stands; it only moves downwards in this list."""
+
+    OPEN = "open"
+    """Arrays over the batch's memory are being made."""
+    LENT = "lent"
+    """No more are made; at least one lives."""
+    OVER = "over"
+    """None lives any more: the memory may be used again."""
+
+
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """Tells when an array of a lease died."""
 
@@ -22,21 +34,20 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
 
 
 class Lease:
-    """The extents of one batch: open while arrays are made, lent while one lives, then over."""
+    """The extents of one batch, lent as long as an array over them lives."""
 
-    __slots__ = ("_lender", "_living", "_sealed", "_watches", "extents")
+    __slots__ = ("_lender", "_living", "_watches", "extents", "state")
 
     def __init__(self, lender: Lender, extents: Sequence[tuple[int, int]]) -> None:
         self._lender = lender
         self.extents = extents
+        self.state = State.OPEN
         self._watches: list[_Watch] = []
         self._living = 0
-        self._sealed = False
 
     def array(self, shape: tuple[int, ...], dtype: DTypeLike, start: int) -> NDArray[Any]:
         """Return an array over the batch's memory; it keeps the batch lent while it lives."""
-        if self._sealed:
-            raise RuntimeError("a sealed lease lends nothing more")
+        self._must_be(State.OPEN)
         array = self._lender.region.array(shape, dtype, start)
         watch = _Watch(array, self._lender.died.append)
         watch.lease = self
@@ -46,25 +57,40 @@ class Lease:
 
     def seal(self) -> None:
         """End the making of arrays; from now on the batch is over when none of them lives."""
-        self._sealed = True
+        self._must_be(State.OPEN)
+        self.state = State.LENT
         self._lender.settle(self)
 
-    def forget_one(self) -> bool:
-        """Count the death of an array and say whether the batch is over."""
+    def lose_one(self) -> None:
+        """Count the death of an array."""
+        if self._living == 0:
+            raise RuntimeError("more arrays of a lease died than were made")
         self._living -= 1
-        return self.over
 
-    @property
-    def over(self) -> bool:
-        """Whether the memory may be used again."""
-        return self._sealed and self._living == 0
+    def end(self) -> bool:
+        """Say whether the batch is over, and if so let go of its watches."""
+        if self.state is State.LENT and self._living == 0:
+            self.state = State.OVER
+            self.drop_watches()
+        return self.state is State.OVER
+
+    def drop_watches(self) -> None:
+        """Stop watching."""
+        # A watch and its lease hold each other; otherwise only the garbage collector would free
+        # them, and trainings often switch it off.
+        self._watches.clear()
+
+    def _must_be(self, state: State) -> None:
+        if self.state is not state:
+            raise RuntimeError(f"the lease is {self.state.value}, not {state.value}")
 
 
 class Lender:
     """Knows what is lent of one region. Used by the consumer's thread alone.
 
     Tensors die in any thread, even inside the garbage collector, so a death only appends to a
-    queue (atomic, takes no lock); the queue is emptied by `returned`.
+    queue (atomic, takes no lock); the queue is emptied by `returned`. In a forked copy of the
+    trainer tensors die as well: that fills the copy's queue, which nobody reads.
     """
 
     def __init__(self, region: Region) -> None:
@@ -80,10 +106,11 @@ class Lender:
         return lease
 
     def settle(self, lease: Lease) -> None:
-        """Take the extents of a lease that is over."""
-        if lease.over and lease in self._lent:
+        """Take the extents of a lease back if it is over."""
+        if lease.end() and lease in self._lent:
             self._lent.remove(lease)
-            self._free.append(lease.extents)
+            if lease.extents:
+                self._free.append(lease.extents)
 
     @property
     def lent(self) -> int:
@@ -97,8 +124,15 @@ class Lender:
         free, self._free = self._free, []
         return free
 
+    def close(self) -> None:
+        """Forget what is lent, for the worker is gone; living arrays keep their memory mapped."""
+        for lease in self._lent:
+            lease.drop_watches()
+        self._lent.clear()
+        self.died.clear()
+
     def _bury(self) -> None:
         while self.died:
-            watch = self.died.popleft()
-            if watch.lease.forget_one():
-                self.settle(watch.lease)
+            lease = self.died.popleft().lease
+            lease.lose_one()
+            self.settle(lease)

@@ -25,19 +25,32 @@ class Region:
     """
 
     def __init__(self, capacity: int) -> None:
+        capacity = max(1, capacity // mmap.PAGESIZE) * mmap.PAGESIZE
         self.capacity = capacity
         descriptor = _anonymous_file()
         try:
             os.ftruncate(descriptor, capacity)
             self._map = mmap.mmap(descriptor, capacity)
         except (OSError, ValueError, OverflowError) as error:
+            os.close(descriptor)
             raise OptionError(
                 f"cannot reserve {capacity:,} bytes of shared memory: {error}",
-                way_out="Lower the memory limit of the loader, or use fewer workers",
+                way_out="Raise the limits of the process (`ulimit -v`, `ulimit -f`), or use fewer "
+                "workers",
             ) from error
-        finally:
-            self._descriptor: int | None = descriptor
+        self._descriptor: int | None = descriptor
         self.base = self._base()
+
+    @classmethod
+    def up_to(cls, capacity: int, *, least: int) -> Region:
+        """Return the largest region up to `capacity` bytes that the process's limits allow."""
+        while True:
+            try:
+                return cls(capacity)
+            except OptionError:
+                if capacity <= least:
+                    raise
+            capacity = max(least, capacity // 2)
 
     def _base(self) -> int:
         root = np.ndarray((self.capacity,), np.uint8, self._map)
@@ -56,6 +69,8 @@ class Region:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to a spawned worker as a duplicated descriptor."""
+        if self._descriptor is None:
+            raise RuntimeError("the region's descriptor is closed; it can go to no more processes")
         return {"capacity": self.capacity, "descriptor": reduction.DupFd(self._descriptor)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -39,10 +39,7 @@ class SlotWriter:
 
     def begin(self) -> None:
         """Start a batch; what was lent to one that was not committed is taken back."""
-        for extent in self._taken:
-            self._extents.give(extent)
-        self._taken, self._given = [], []
-        self._next = self._stop = 0
+        self.give_back([self.commit()])
         self._used = self.spilled = 0
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
@@ -95,6 +92,8 @@ class SlotWriter:
         """
         waiting, self._waiting = [*self._waiting, *batches], []
         for extents in waiting:
+            if not extents:
+                continue
             if any(given() is not None for given in self._out.get(extents[0][0], ())):
                 self._waiting.append(extents)
                 continue

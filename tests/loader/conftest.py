@@ -1,0 +1,101 @@
+"""Data sets that show order, seeds and kinds, and how two trees are compared."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+
+class Draws(Dataset):
+    """Each item: its index, draws of the three generators, and who made it."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return {
+            "index": index,
+            "draws": (random.random(), np.random.rand(), torch.rand(2)),
+            "worker": (info.id, info.num_workers, info.seed) if info else (-1, 0, 0),
+        }
+
+
+class Stream(IterableDataset):
+    """Workers share the numbers below `count` unevenly."""
+
+    def __init__(self, count, *, length=None):
+        self.count, self.length = count, length
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        stop = self.count if first == 0 else self.count // (2 * first)
+        for number in range(first, stop, step):
+            yield number, torch.rand(3)
+
+    def __len__(self):
+        if self.length is None:
+            raise TypeError("no length")
+        return self.length
+
+
+class Items(Dataset):
+    """What a function gives for each index."""
+
+    def __init__(self, count, make):
+        self.count, self.make = count, make
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.make(index)
+
+
+def is_same(a, b):
+    """Say whether two trees have the same types, dtypes, shapes, strides and values."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(a.to_dense(), b.to_dense())
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    if hasattr(a, "__dict__"):
+        return is_same(vars(a), vars(b))
+    return a == b
+
+
+@pytest.fixture
+def same():
+    """The comparison of two trees."""
+    return is_same
+
+
+@pytest.fixture
+def draws():
+    """The data set that shows order and seeds, by length."""
+    return Draws
+
+
+@pytest.fixture
+def stream():
+    """The iterable data set."""
+    return Stream
+
+
+@pytest.fixture
+def items():
+    """A data set of any items."""
+    return Items

@@ -1,0 +1,184 @@
+"""Whole programs: start methods, Ctrl-C, a killed trainer, exit in the middle."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAD = """
+import os, sys, time
+import torch
+from torch.utils.data import Dataset, get_worker_info
+from fastfeed.loader import DataLoader
+
+class Slow(Dataset):
+    def __init__(self, seconds=0.0):
+        self.seconds = seconds
+    def __len__(self):
+        return 100_000
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return torch.full((10_000,), float(index)), get_worker_info().id
+
+def main():
+"""
+
+
+def program(tmp_path, body):
+    """Write a script and return how to run it."""
+    lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+    script = tmp_path / "script.py"
+    script.write_text(f'{HEAD}{lines}\nif __name__ == "__main__":\n    main()\n')
+    return [sys.executable, str(script)]
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def gone(pids, seconds):
+    """Wait until none of the processes lives; False if the time is over."""
+    for pid in pids:
+        try:
+            watch = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        with os.fdopen(watch) as file:
+            started = time.monotonic()
+            select.select([file], [], [], seconds)
+            seconds -= time.monotonic() - started
+    return not any(map(lives, pids))
+
+
+ITERATE = """
+loader = DataLoader(Slow({seconds}), batch_size=8, num_workers=2, persistent_workers={persistent})
+batches = iter(loader)
+next(batches)
+print(*[worker.process.pid for worker in batches._pool._workers], flush=True)
+for batch in batches:
+    pass
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_c37_workers_end_with_a_killed_trainer(tmp_path, how, seconds):
+    """Whatever kills the trainer, its workers are gone in five seconds, busy or asleep."""
+    if seconds and how is not signal.SIGKILL:
+        pytest.skip("the sleeping ones are tried with the hardest signal")
+    body = ITERATE.format(seconds="0.0", persistent=True)
+    if seconds:
+        body = body.replace("for batch in batches:", "loader.dataset\nimport threading\nwhile True:")
+        body = body.replace("    pass", "    threading.Event().wait()")
+    with subprocess.Popen(program(tmp_path, body), stdout=subprocess.PIPE, text=True) as trainer:
+        pids = [int(word) for word in trainer.stdout.readline().split()]
+        assert len(pids) == 2
+        os.kill(trainer.pid, how)
+        trainer.wait(10)
+    assert gone(pids, 5)
+
+
+@pytest.mark.parametrize("seconds", ["0.0", "0.01"])
+def test_c38_one_traceback_for_ctrl_c(tmp_path, seconds):
+    """SIGINT to the whole group: one traceback, a quick end, nobody left."""
+    body = ITERATE.format(seconds=seconds, persistent=False)
+    with subprocess.Popen(
+        program(tmp_path, body),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as trainer:
+        pids = [int(word) for word in trainer.stdout.readline().split()]
+        os.killpg(trainer.pid, signal.SIGINT)
+        started = time.monotonic()
+        _, errors = trainer.communicate(timeout=20)
+    assert time.monotonic() - started < 4
+    assert errors.count("Traceback") == 1
+    assert errors.strip().endswith("KeyboardInterrupt")
+    assert trainer.returncode == -signal.SIGINT
+    assert gone(pids, 1)
+
+
+EXITS = {
+    "break": "for batch in loader: break",
+    "module-global iterator": "global kept\nkept = iter(loader)\nnext(kept)",
+    "kept batches": "global kept\nkept = [batch for batch, _ in zip(loader, range(20))]",
+    "two": "global kept\nkept = [iter(loader), iter(loader)]\n[next(k) for k in kept]",
+    "cycle": "kept = [iter(loader)]\nkept.append(kept)\nnext(kept[0])",
+    "unstarted": "global kept\nkept = iter(loader)",
+    "thread": "import threading\n"
+    "threading.Thread(target=lambda: [next(b) for b in [iter(loader)]]).start()",
+}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_c32_exit_in_the_middle(tmp_path, persistent):
+    """Programs that end right after a break, in all sorts of states: code 0, no word, quickly."""
+    for name, body in EXITS.items():
+        if persistent and name == "two":
+            continue
+        make = f"loader = DataLoader(Slow(), batch_size=8, num_workers=2, persistent_workers={persistent})\n"
+        done = subprocess.run(
+            program(tmp_path, f"{make}{body}"), capture_output=True, text=True, timeout=30, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), name
+
+
+METHODS = """
+import random
+import numpy as np
+import warnings
+
+class Draws(Dataset):
+    def __len__(self):
+        return 14
+    def __getitem__(self, index):
+        info = get_worker_info()
+        return {
+            "draws": (random.random(), np.random.rand(), torch.rand(2)),
+            "info": (index, info.id, info.num_workers, info.seed),
+            "image": torch.full((3, 50, 50), index, dtype=torch.uint8),
+            "text": "x" * index,
+        }
+
+def collate(batch):
+    return [torch.utils.data.default_collate(batch), np.arange(5000), {"numbers": [1, 2]}]
+
+def epochs(kind):
+    torch.manual_seed(3)
+    loader = kind(Draws(), batch_size=4, shuffle=True, num_workers=2, collate_fn=collate,
+                  multiprocessing_context=sys.argv[1], persistent_workers=True)
+    return [batch for _ in range(2) for batch in loader]
+
+def main():
+    ours, theirs = epochs(DataLoader), epochs(torch.utils.data.DataLoader)
+    assert len(ours) == len(theirs) == 8
+    for a, b in zip(ours, theirs):
+        assert repr(a) == repr(b)
+        assert torch.equal(a[0]["image"], b[0]["image"])
+    print("same")
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_start_methods_give_torchs_batches(tmp_path, method):
+    """Spawned workers and those of a fork server: batches, seeds and infos equal torch's."""
+    script = tmp_path / "methods.py"
+    script.write_text(
+        HEAD.replace("def main():\n", "") + METHODS + '\nif __name__ == "__main__":\n    main()\n'
+    )
+    done = subprocess.run(
+        [sys.executable, str(script), method], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("same\n", "", 0)

@@ -1,0 +1,183 @@
+"""Write one shard: tar, checksums and every side index in a single pass over the data.
+
+All bytes go through one buffer: a member's data are read to where they stand in the tar, between
+its header and its padding, so that a full buffer is written and digested in one piece.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from fastfeed.errors import ShardError, StorageError
+from fastfeed.shardfile.header import BLOCK, padded
+from fastfeed.shardfile.manifest import ShardEntry
+from fastfeed.shardfile.names import index_name
+from fastfeed.shardfile.tar import Member, ustar_header
+from fastfeed.storage.local import write_whole
+from fastfeed_shard.sidecars import side_indexes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+END_BYTES = 2 * BLOCK
+# Large enough that calls cost nothing, small enough to stay in the cache from read to write.
+_BUFFER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A finished shard: its line of the manifest, and how many samples have each field."""
+
+    entry: ShardEntry
+    fields: Mapping[str, int]
+
+
+class ShardFile:
+    """Writes one shard under a temporary name; `finish` gives it and its indexes their names.
+
+    Until then no file has a final name, so whatever ends the process leaves no half shard behind.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        self._file = -1
+        self._buffer = memoryview(bytearray(_BUFFER))
+        self._used = 0
+        self._written = 0
+        self._digest = xxhash.xxh3_64()
+        self._members: list[Member] = []
+        self._checksums: dict[int, int] = {}
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.open(self._temporary, flags, 0o644)
+        except OSError as error:
+            raise self._cannot(error) from error
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes so far, without the end blocks."""
+        return self._written + self._used
+
+    def add(self, name: str, size: int, fill: Callable[[memoryview], int]) -> None:
+        """Append a member of `size` bytes, which `fill` puts into the memory that it is given.
+
+        `fill` returns how many bytes it put there, as `readinto` does; zero is a StorageError.
+        """
+        header = self.nbytes
+        self._put(ustar_header(name, size))
+        offset = self.nbytes
+        if size > _BUFFER - self._used:
+            self._flush()
+        if size <= _BUFFER:
+            start = self._used
+            self._fill(size, fill, name)
+            checksum = xxhash.xxh3_64_intdigest(self._buffer[start : self._used])
+        else:
+            checksum = self._add_large(size, fill, name)
+        self._checksums[offset] = checksum
+        self._put(bytes(padded(size) - size))
+        self._members.append(Member(name, "file", header, offset, size, ""))
+
+    def finish(self) -> Packed:
+        """Complete the shard and its indexes, flush all to disk, and give them their names."""
+        # numpy is loaded here, late: the first bytes needn't wait for it.
+        from fastfeed.shardfile.index import group, save_index
+
+        end = self.nbytes
+        self._put(bytes(END_BYTES))
+        self._flush()
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._cannot(error) from error
+        shard = self._path.name
+        index = group(
+            self._members,
+            shard=shard,
+            shard_bytes=self.nbytes,
+            checksum_of=lambda offset, _: self._checksums[offset],
+        )
+        write_whole(self._path.with_name(index_name(shard)), save_index(index))
+        for name, content in side_indexes(shard, self._members, end=end).items():
+            write_whole(self._path.with_name(name), content)
+        try:
+            self._temporary.replace(self._path)
+        except OSError as error:
+            raise self._cannot(error) from error
+        self.discard()
+        digest = f"xxh3_64:{self._digest.hexdigest()}"
+        return Packed(ShardEntry(shard, self.nbytes, len(index), digest), index.counts())
+
+    def discard(self) -> None:
+        """Close the file and leave nothing under a temporary name; more than once is fine."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+            self._temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.discard()
+
+    def _put(self, data: bytes) -> None:
+        if len(data) > _BUFFER - self._used:
+            self._flush()
+        self._buffer[self._used : self._used + len(data)] = data
+        self._used += len(data)
+
+    def _fill(self, size: int, fill: Callable[[memoryview], int], name: str) -> None:
+        """Let `fill` put `size` bytes at the end of the buffer."""
+        end = self._used + size
+        while self._used < end:
+            done = fill(self._buffer[self._used : end])
+            if not done:
+                raise StorageError(f"the data of {name!r} ended before its size was reached")
+            self._used += done
+
+    def _add_large(self, size: int, fill: Callable[[memoryview], int], name: str) -> int:
+        """Append data that the buffer cannot hold; returns its checksum."""
+        checksum = xxhash.xxh3_64()
+        while size:
+            piece = min(size, _BUFFER)
+            self._fill(piece, fill, name)
+            checksum.update(self._buffer[: self._used])
+            size -= piece
+            if size:
+                self._flush()
+        return checksum.intdigest()
+
+    def _flush(self) -> None:
+        """Digest and write what the buffer holds."""
+        if self._file < 0:
+            raise ShardError("the shard is closed already", shard=self._path.name)
+        waiting = self._buffer[: self._used]
+        self._digest.update(waiting)
+        try:
+            while waiting:
+                waiting = waiting[os.write(self._file, waiting) :]
+        except OSError as error:
+            raise self._cannot(error) from error
+        self._written += self._used
+        self._used = 0
+
+    def _cannot(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"cannot write {str(self._path)!r}: {error.strerror}",
+            way_out="Make room or name another destination; what is finished stays",
+        )

@@ -1,0 +1,103 @@
+"""What a source of samples hands to the planner: keys, and parts that are files or ready bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fastfeed.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A field whose data is a file, as it was when the build was planned."""
+
+    field: str
+    path: str
+    size: int
+    changed: int
+    """Time of its last change in nanoseconds."""
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[memoryview], int]]:
+        """Give the function that reads the file on; StorageError if it is not what was planned."""
+        try:
+            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise _cannot_read(self.path, error) from error
+        try:
+            status = os.fstat(file)
+            if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
+                raise StorageError(
+                    f"the file {self.path!r} has changed since the build began",
+                    way_out="Start again when nobody writes to the source",
+                )
+            yield lambda buffer: os.readv(file, [buffer])
+        except OSError as error:
+            raise _cannot_read(self.path, error) from error
+        finally:
+            os.close(file)
+
+
+@dataclass(frozen=True, slots=True)
+class DataPart:
+    """A field whose data is at hand."""
+
+    field: str
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return len(self.data)
+
+    @contextmanager
+    def open(self) -> Iterator[Callable[[memoryview], int]]:
+        """Give the function that hands out the data."""
+        yield io.BytesIO(self.data).readinto
+
+
+Part = FilePart | DataPart
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sample to pack; its parts are sorted by field."""
+
+    key: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Everything that one source holds, in no particular order."""
+
+    samples: list[Sample]
+    classes: list[str] | None = None
+    """Names of the classes whose numbers are the field `cls`, in the order of these numbers."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Files that are no parts of samples, counted by reason."""
+
+
+def file_part(name: str, path: str, status: os.stat_result | None = None) -> FilePart:
+    """Return the part for a file; StorageError if it is missing or no regular file."""
+    try:
+        status = status or os.stat(path)  # noqa: PTH116 - called for every file of the data set
+    except (OSError, ValueError) as error:
+        raise _cannot_read(path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise StorageError(f"{path!r} is no regular file", way_out="Remove it from the source")
+    return FilePart(name, path, status.st_size, status.st_mtime_ns)
+
+
+def _cannot_read(path: str, error: Exception) -> StorageError:
+    reason = getattr(error, "strerror", None) or str(error)
+    return StorageError(f"cannot read {path!r}: {reason}", way_out="Mend the source and try again")
