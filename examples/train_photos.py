@@ -40,23 +40,28 @@ def main() -> int:
         code = fastfeed_shard(["build", str(source), str(shards), "--shard-size", "8MiB"])
         if code:
             return code
-        loader = ff.DataLoader(
-            ff.ShardDataset(
-                shards,
-                fields={
-                    "image": ff.Image("jpg", ff.RandomResizedCrop(SIDE), ff.HorizontalFlip()),
-                    "label": ff.Int("cls"),
-                },
-            ),
-            batch_size=BATCH,
-            shuffle=True,
-            num_workers=WORKERS,
-            persistent_workers=True,
-        )
-        compare(loader, torch_loader(source))
+        compare(fastfeed_loader(shards), torch_loader(source))
+        loader = fastfeed_loader(shards)
         train(loader)
         print(loader.report())
     return 0
+
+
+def fastfeed_loader(shards: Path) -> ff.DataLoader:
+    """Return our loader over the shards: the crop is drawn first, and only the crop decoded."""
+    return ff.DataLoader(
+        ff.ShardDataset(
+            shards,
+            fields={
+                "image": ff.Image("jpg", ff.RandomResizedCrop(SIDE), ff.HorizontalFlip()),
+                "label": ff.Int("cls"),
+            },
+        ),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=WORKERS,
+        persistent_workers=True,
+    )
 
 
 def write_photos(folder: Path) -> None:
@@ -156,7 +161,7 @@ def train(loader: DataLoader[Any]) -> None:
             optimiser.step()
             seen += len(labels)
             right += int((scores.argmax(1) == labels).sum())
-            total += float(loss) * len(labels)
+            total += loss.item() * len(labels)
         rate = seen / (time.perf_counter() - begin)
         print(
             f"epoch {epoch} on {device}: loss {total / seen:.3f}, "

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from fastfeed.errors import MissingFieldError, OptionError
 from fastfeed.feed import Feed, FeedOptions
@@ -14,6 +14,7 @@ from fastfeed.fields import Bytes
 from fastfeed.options import SHUFFLE_WINDOW, cache_folder, parse_size
 from fastfeed.plan import Plan
 from fastfeed.policy import BadSamples, check_on_error
+from fastfeed.readahead import ReadAhead
 from fastfeed.reading.shards import ShardSet
 from fastfeed.sampler import ShardSampler
 from fastfeed.transform import Transform
@@ -80,6 +81,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._window_bytes = parse_size(shuffle_window, name="shuffle_window")
         self._bad = BadSamples()
         self._feed: Feed | None = None
+        self._shuffled = False  # whether the plan's windows are what will be read
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -145,10 +147,16 @@ class ShardDataset(Dataset[dict[str, Any]]):
             on_error=self.on_error,
             verify=self.verify,
         )
-        return Feed(self.shards, options, threads=threads)
+        ahead = None
+        if self._shuffled:
+            worker = get_worker_info()
+            number, count = (worker.id, worker.num_workers) if worker else (0, 1)
+            ahead = ReadAhead(self.shards, self.plan, worker=number, workers=count)
+        return Feed(self.shards, options, threads=threads, ahead=ahead)
 
     def fastfeed_sampler(self, *, shuffle: bool) -> ShardSampler:
         """Return the sampler for `shuffle=`."""
+        self._shuffled = shuffle
         return ShardSampler(self, shuffle=shuffle)
 
     def fastfeed_report(self, report: FeedReport, stats: Stats | None = None) -> None:

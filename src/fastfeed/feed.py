@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from fastfeed.collating.collate import Writer
     from fastfeed.fields import Field
     from fastfeed.policy import OnError
+    from fastfeed.readahead import ReadAhead
     from fastfeed.reading.shards import ShardSet
     from fastfeed.transform import Transform
 
@@ -58,7 +59,14 @@ class FeedOptions:
 class Feed:
     """Turns sample indices into a batch; one `fetch` at a time."""
 
-    def __init__(self, shards: ShardSet, options: FeedOptions, *, threads: int = 1) -> None:
+    def __init__(
+        self,
+        shards: ShardSet,
+        options: FeedOptions,
+        *,
+        threads: int = 1,
+        ahead: ReadAhead | None = None,
+    ) -> None:
         self._shards = shards
         self._options = options
         self._decoder = compile_fields(options.fields)
@@ -69,12 +77,14 @@ class Feed:
         self._threads = threads
         self._scratch = np.empty(0, dtype=np.uint8)
         self._report = FeedReport()
-        self._advised: set[int] = set()
+        self._ahead = ahead
 
     def fetch(self, indices: Sequence[int], epoch: int, writer: Writer) -> Any:
         """Return the batch of these samples; the tensors lie in memory that `writer` lent."""
         wanted = np.asarray(indices, dtype=np.int64)
         with self._timed("read"):
+            if self._ahead is not None:
+                self._ahead.follow(wanted, epoch)
             # Bytes that nobody decodes are read straight into the batch's memory.
             allocate = (lambda n: writer.empty((n,), np.uint8)) if self._only_raw else self._borrow
             records = self._read(wanted, allocate)

@@ -21,6 +21,7 @@ ORDER = [
     {"policy", "storage", "fields", "transform"},
     {"reading", "sampler", "decoding", "slots"},
     {"collating"},
+    {"readahead"},
     {"feed", "worker"},
     {"workers", "dataset"},
     {"iteration"},

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 JPEG_DECODERS = ("turbojpeg", "simplejpeg", "pillow")
 """In the order of preference; each leaves to the next what it cannot do."""
 
-# Measured on photos: by these the result is 0.2 levels, at most 1, from that of the whole decode.
+# Measured on photos, a result decoded smaller differs from the exact one by 0.2 levels on average,
+# and by less than 1 level in the worst photo; at twice the size, or 0.1 pixels, by up to 3 levels.
 _SHRUNK_RATIO = 3.0
-_SHIFT = 0.1
+_SHIFT = 0.02
 """Pixels of the result."""
 
 

@@ -1,0 +1,123 @@
+"""The walk of `fastfeed-shard build`: scan, plan, pack the shards in processes, publish."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastfeed.errors import OptionError, WorkerError, located
+from fastfeed.shardfile.manifest import Manifest, load_manifest, save_manifest
+from fastfeed.shardfile.names import MANIFEST_NAME
+from fastfeed.storage.local import write_whole
+from fastfeed_shard.folder import DatasetFolder
+from fastfeed_shard.packing import Packed, ShardFile
+from fastfeed_shard.plan import digest_plan
+from fastfeed_shard.pool import parent_is_gone, run_tasks
+from fastfeed_shard.sidecars import ENERGON_FOLDER, WIDS_NAME, energon_files, wids_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fastfeed_shard.plan import Plan, PlannedShard
+    from fastfeed_shard.samples import Sample
+
+CLASSES_NAME = "classes.txt"
+
+
+def build_shards(
+    plan: Plan,
+    folder: DatasetFolder,
+    *,
+    jobs: int,
+    progress: Callable[[int], None],
+) -> list[Packed]:
+    """Write the shards of a plan with `jobs` processes; those that are there whole are kept.
+
+    `progress` is called with the bytes of each shard that is done. Returns them in their order.
+    """
+    parent = os.getpid()
+
+    def work(number: int) -> Packed:
+        shard = plan.shards[number]
+        path = folder.path / shard.name
+        if path.exists():
+            packed = _finished(path, shard)
+            if packed is not None:
+                return packed
+        return _pack(path, plan.samples[shard.start : shard.stop], parent=parent)
+
+    done: dict[int, Packed] = {}
+    for number, packed in run_tasks(work, [shard.name for shard in plan.shards], jobs=jobs):
+        done[number] = packed
+        progress(packed.entry.bytes)
+    return [done[number] for number in sorted(done)]
+
+
+def _pack(path: Path, samples: Sequence[Sample], *, parent: int) -> Packed:
+    """Write one shard."""
+    with ShardFile(path) as shard:
+        for sample in samples:
+            if parent_is_gone(parent):
+                raise WorkerError("the build has ended", way_out="Go on with --resume")
+            for part in sample.parts:
+                with located(key=sample.key, field=part.field), part.open() as fill:
+                    shard.add(f"{sample.key}.{part.field}", part.size, fill)
+        return shard.finish()
+
+
+def _finished(path: Path, shard: PlannedShard) -> Packed | None:
+    """Return a shard of a former run, if all of it is proven to be as it was written."""
+    from fastfeed_shard.check import check_shard
+
+    checked = check_shard(str(path))
+    whole = not checked.problems and not checked.notes
+    if not whole or (checked.entry.bytes, checked.entry.samples) != (
+        shard.nbytes,
+        shard.stop - shard.start,
+    ):
+        return None
+    return Packed(checked.entry, checked.fields)
+
+
+def publish(
+    folder: Path, packed: Sequence[Packed], *, classes: Sequence[str] | None, energon: bool
+) -> Manifest:
+    """Write the documents of the whole data set, the manifest last: a folder with one is whole."""
+    fields: Counter[str] = Counter()
+    for shard in packed:
+        fields.update(shard.fields)
+    entries = tuple(shard.entry for shard in packed)
+    manifest = Manifest(dict(sorted(fields.items())), entries)
+    if classes is not None:
+        lines = "".join(f"{name}\n" for name in classes)
+        write_whole(folder / CLASSES_NAME, lines.encode("utf-8", "surrogateescape"))
+    write_whole(folder / WIDS_NAME, wids_index(entries))
+    if energon:
+        (folder / ENERGON_FOLDER).mkdir(exist_ok=True)
+        for name, content in energon_files(entries).items():
+            write_whole(folder / ENERGON_FOLDER / name, content)
+    for name, content in save_manifest(manifest).items():
+        write_whole(folder / name, content)
+    return manifest
+
+
+def already_built(plan: Plan, dest: Path) -> bool:
+    """Say whether `dest` holds, complete, what the plan would make; OptionError if other data."""
+    if not (dest / MANIFEST_NAME).exists():
+        return False
+    manifest = load_manifest(lambda name: (dest / name).read_bytes(), shard=str(dest))
+    there = [(shard.name, shard.bytes, shard.samples) for shard in manifest.shards]
+    planned = [(shard.name, shard.nbytes, shard.stop - shard.start) for shard in plan.shards]
+    if there != planned:
+        raise OptionError(
+            f"{str(dest)!r} holds a complete data set of other shards",
+            way_out="Name a new folder, or remove this one yourself",
+        )
+    return True
+
+
+def open_folder(dest: Path, plan: Plan, *, name: str, resume: bool) -> DatasetFolder:
+    """Return the folder for a build, to be held with `with`."""
+    return DatasetFolder(dest, name=name, plan=digest_plan(plan), resume=resume)
