@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import shutil
-import subprocess
-import sys
 import tarfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastfeed.errors import FastfeedError
 from fastfeed.shardfile.index import CELL, ShardIndex, row_dtype, save_index
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, save_manifest
 from fastfeed.shardfile.tar import ustar_header
 from fastfeed.version import __version__
+from fastfeed_bench.commands import SHARD_TOOL, run_command
 from fastfeed_bench.photos import find_sources, make_photos
 from fastfeed_bench.probe import COUNT, make_probe
 
@@ -134,11 +134,8 @@ def synthetic_index(work: Path, *, shards: int, samples: int, size: int = 2048) 
 
 
 def shard_tool(*arguments: str) -> None:
-    """Run `fastfeed-shard`; an error carries what it said."""
-    command = [sys.executable, "-m", "fastfeed_shard.main", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    if done.returncode:
-        raise RuntimeError(f"fastfeed-shard {arguments[0]} failed: {done.stderr.strip()}")
+    """Run `fastfeed-shard`."""
+    run_command(*SHARD_TOOL, *arguments)
 
 
 def _packed(folder: Path, *, shard_size: str) -> list[str]:
@@ -148,6 +145,8 @@ def _packed(folder: Path, *, shard_size: str) -> list[str]:
     with _made_once(shards) as partial:
         if partial:
             shard_tool("build", str(folder), str(partial), "--shard-size", shard_size)
+            if not any(partial.glob("*.tar")):
+                raise FastfeedError("fastfeed-shard build ended well, but wrote no shard")
     return [str(path) for path in sorted(shards.glob("*.tar"))]
 
 

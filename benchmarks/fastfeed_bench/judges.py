@@ -27,6 +27,7 @@ def _compare(found: Evidence, first: Evidence) -> Finding:
         for name, value in found.items()
         if first.get(name) != value
     ]
-    if not found:
+    # Nothing is never equal, not even to nothing.
+    if not found or 0 in found.values():
         wrong = ["nothing was delivered"]
     return Finding(not wrong, f"NOT EQUAL: {'; '.join(wrong)}" if wrong else "")

@@ -92,6 +92,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         for result, _ in self._arrived.values():  # of an epoch that was left early
             self._give_up(result)
         if self._pool.closed:  # an earlier epoch ended with the death of a worker
+            self._close()  # lets go of the old pool
             self._open_pool(loader)
             first_iter = True
         self._generation += 1

@@ -146,7 +146,7 @@ class _Inbox(threading.Thread):
                 selector.register(watch, selectors.EVENT_READ)
             while True:
                 # Without a descriptor to wait on, look for the trainer every few seconds.
-                ready = {key.fileobj for key, _ in selector.select(None if watch else 2.0)}
+                ready = {key.fileobj for key, _ in selector.select(2.0 if watch is None else None)}
                 if watch in ready or (watch is None and not _lives(self._trainer)):
                     os._exit(1)
                 if self._pipe not in ready:

@@ -1,7 +1,7 @@
 """The worker processes of one loader, seen from the trainer: start, jobs, results, death, end.
 
-Success: every job brings one result. Failure: a worker that dies raises WorkerError in `receive` or
-`send`, with its pid and what it worked on; the others are stopped by `close`. Cancellation: `close`
+Success: every job brings one result. Failure: a worker that dies raises WorkerError in `receive`,
+with its pid and what it worked on; the others are stopped by `close`. Cancellation: `close`
 asks the workers to stop, then terminates, then kills them; it never waits longer than its graces.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LEAST_REGION = 64 << 20
 """A smaller region is not worth having; beyond it batches go through the pipe."""
 # Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
-_GRACE_S, _TERM_S = 3.0, 0.5
+_GRACE_S, _TERM_S = 1.5, 0.5
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: "Mostly the machine or container ran out of memory: use fewer workers or "
@@ -60,6 +60,13 @@ class _Worker:
             self.region.close_descriptor()
         self.jobs: dict[tuple[int, int], Any] = {}
         """Index of each job that has no result yet."""
+
+    def done(self, result: Result) -> None:
+        """Strike off a job, and those after it that an ended worker does not do."""
+        self.jobs.pop((result.generation, result.number), None)
+        if result.ended:
+            for job in [job for job in self.jobs if job[0] == result.generation]:
+                del self.jobs[job]
 
     def _start(
         self,
@@ -119,14 +126,16 @@ class WorkerPool:
     def send(
         self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
     ) -> None:
-        """Give a worker a job, and with it the memory that became free."""
+        """Give a worker a job, and with it the memory that became free.
+
+        A worker that is dead gets nothing; `receive` says so, after what it sent before.
+        """
         self._must_be_open()
         own = self._workers[worker]
         job = Job(generation, number, index, epoch, own.lender.returned())
-        try:
-            own.pipe.send_bytes(pickle.dumps(job, pickle.HIGHEST_PROTOCOL))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._dead(worker) from None
+        message = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
+        with self._whole_messages(), suppress(BrokenPipeError, ConnectionResetError):
+            own.pipe.send_bytes(message)
         if number is not None:
             own.jobs[generation, number] = index
 
@@ -137,14 +146,26 @@ class WorkerPool:
         for worker in sorted(ready):
             own = self._workers[worker]
             try:
-                if not own.pipe.poll():  # only its end was signalled
-                    raise self._dead(worker)
-                result: Result = pickle.loads(own.pipe.recv_bytes())
-                private = [own.pipe.recv_bytes() for _ in range(result.private)]
+                with self._whole_messages():
+                    if not own.pipe.poll():  # only its end was signalled
+                        raise EOFError
+                    result: Result = pickle.loads(own.pipe.recv_bytes())
+                    private = [own.pipe.recv_bytes() for _ in range(result.private)]
             except (EOFError, OSError):  # a message cut short is an OSError
                 raise self._dead(worker) from None
-            own.jobs.pop((result.generation, result.number), None)
+            own.done(result)
             yield result, private
+
+    @contextmanager
+    def _whole_messages(self) -> Iterator[None]:
+        """End the workers if an interrupt cuts a message: what follows in its pipe means nothing."""
+        try:
+            yield
+        except (EOFError, OSError):
+            raise
+        except BaseException:
+            self.close(grace_s=_TERM_S)
+            raise
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -220,6 +241,7 @@ def _hang_up(pipe: Connection) -> None:
 
     A worker that was about to send notices at once, even if some other fork kept our end open.
     """
+    os.set_blocking(pipe.fileno(), False)  # it may be stopped, with its side of the pipe full
     with suppress(OSError):
         pipe.send_bytes(pickle.dumps(None))
     connection = socket.socket(fileno=pipe.fileno())

@@ -140,6 +140,18 @@ def test_other_work_is_not_equal():
     assert "NOT EQUAL: digest other, not same" in case["rows"][1]["note"]
 
 
+def test_nothing_is_not_equal_to_nothing():
+    """Systems that end well and deliver nothing are told, fastfeed itself included."""
+    nothing = {"samples": 0, "digest": "0"}
+    systems = [
+        fake(OURS, [4] * 3, role="ours", evidence=nothing),
+        fake("peer", [2] * 3, evidence=nothing),
+    ]
+    case, _ = run(systems)
+    assert not case["equal"]
+    assert all("nothing was delivered" in row["note"] for row in case["rows"])
+
+
 def test_without_our_own_figures_nothing_is_equal():
     """If fastfeed itself cannot run there is neither ratio nor equality."""
     case, _ = run([fake(OURS, [], role="ours", missing=True), fake("peer", [2] * 3)])

@@ -6,18 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfeed.slots.extents import ALIGNMENT, Extent, Extents
+from fastfeed.slots.extents import ALIGNMENT, LARGE, PAGE, Extent, Extents
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=80))
-def test_lent_pieces_never_overlap_and_all_space_comes_back(moves):
+@pytest.mark.parametrize("capacity", [40 * ALIGNMENT, 4 * LARGE])
+@given(data=st.data())
+def test_lent_pieces_never_overlap_and_all_space_comes_back(capacity, data):
     """Random takes and gives: pieces are disjoint, sums are right, and at the end all is free."""
-    extents, lent = Extents(40 * ALIGNMENT), []
+    moves = data.draw(
+        st.lists(st.tuples(st.booleans(), st.integers(0, capacity // 4)), max_size=60)
+    )
+    extents, lent = Extents(capacity), []
     for take, number in moves:
         if take or not lent:
             piece = extents.take(number)
             if piece is not None:
                 assert piece.stop - piece.start >= number
+                assert number < LARGE or piece.start % PAGE == 0
                 assert all(piece.stop <= a.start or a.stop <= piece.start for a in lent)
                 lent.append(piece)
         else:

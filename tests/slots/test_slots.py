@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
-import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from fastfeed.collating.collate import HeapWriter
 from fastfeed.slots.lease import Lender
 from fastfeed.slots.region import Region
 from fastfeed.slots.writer import SlotWriter
@@ -131,7 +132,7 @@ def test_empty_arrays_need_no_memory(region):
 def test_memory_outlives_region_and_descriptor():
     """Tensors stay valid when the region is dropped and its descriptor closed; then it is gone."""
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     region = Region(MIB)
     writer, lender = SlotWriter(region), Lender(region)
     (tensor,) = lend(lender, writer, make(writer, (1000,)))
@@ -142,8 +143,7 @@ def test_memory_outlives_region_and_descriptor():
     tensor.fill_(3)
     del tensor
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
-
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_what_a_worker_keeps_is_not_overwritten(region):
@@ -156,3 +156,26 @@ def test_what_a_worker_keeps_is_not_overwritten(region):
     kept.clear()
     writer.give_back([])
     assert writer._extents.free == region.capacity
+
+
+def test_large_pieces_begin_at_a_page_and_steady_batches_keep_one_extent(region):
+    """A large piece after a small one begins at a page; its batches still take one extent each."""
+    writer, lender = SlotWriter(region), Lender(region)
+    for number in range(5):
+        arrays = make(writer, (10,), (MIB // 4,), (3,), (MIB // 4 + 1,))
+        addresses = [a.__array_interface__["data"][0] for a in arrays]
+        assert addresses[1] % 4096 == addresses[3] % 4096 == 0
+        assert not writer.spilled
+        assert number == 0 or len(writer._taken) == 1
+        tensors = lend(lender, writer, arrays)
+        del arrays, tensors
+        writer.give_back(lender.returned())
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (MIB,), (MIB // 2, 3), (0, MIB)])
+def test_large_memory_of_the_heap_begins_at_a_page(shape):
+    """Without workers large arrays lie at pages too, with their shape and type."""
+    array = HeapWriter().empty(shape, np.int16)
+    array[...] = 1
+    assert (array.shape, array.dtype, array.flags.c_contiguous) == (shape, np.int16, True)
+    assert array.nbytes < MIB or array.__array_interface__["data"][0] % 4096 == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fastfeed_bench.commands import SHARD_TOOL, run_command
 from fastfeed_bench.consume import digest
 
 if TYPE_CHECKING:
@@ -68,11 +67,12 @@ def _photos(folder: Path) -> Iterator[bytes]:
 def fastfeed_session(settings: Settings) -> PackSession:
     """Return the session of `fastfeed-shard build`, whole command, imports and all."""
     source, jobs = Path(settings["folder"]), settings["jobs"]
-    command = [sys.executable, "-m", "fastfeed_shard.main", "build"]
     return PackSession(
         note=f"fastfeed-shard build --jobs {jobs}, with checksums, indexes and manifest",
         source=source,
-        pack=lambda to: _run([*command, str(source), str(to), "--jobs", str(jobs)]),
+        pack=lambda to: run_command(
+            *SHARD_TOOL, "build", str(source), str(to), "--jobs", str(jobs)
+        ),
     )
 
 
@@ -82,21 +82,14 @@ def tar_session(settings: Settings) -> PackSession:
     program = shutil.which("tar")
     if program is None:
         raise RuntimeError("there is no tar command here")
-    version = _run([program, "--version"]).splitlines()[0]
+    version = run_command(program, "--version").splitlines()[0]
 
     def pack(to: Path) -> None:
         to.mkdir()
         file = to / "photos.tar"
-        _run([program, "--create", "--file", str(file), "--directory", str(source), "."])
+        run_command(program, "--create", "--file", str(file), "--directory", str(source), ".")
         if sync:
             with file.open("rb") as packed:
                 os.fsync(packed.fileno())
 
     return PackSession(note=version, source=source, pack=pack)
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    if done.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip()[-200:]}")
-    return done.stdout

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data._utils import collate as torch_collate
+
+from fastfeed.slots.extents import LARGE, PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +29,14 @@ class HeapWriter:
     """Memory of the process itself, for feeds without workers and for single samples."""
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return a fresh array."""
-        return np.empty(shape, dtype)
+        """Return a fresh array; a large one begins at a page, as `Extents` has it."""
+        kind = np.dtype(dtype)
+        nbytes = math.prod(shape) * kind.itemsize
+        if nbytes < LARGE:
+            return np.empty(shape, kind)
+        memory = np.empty(nbytes + PAGE, np.uint8)
+        start = -memory.__array_interface__["data"][0] % PAGE
+        return memory[start : start + nbytes].view(kind).reshape(shape)
 
 
 def stack_into(writer: Writer) -> None:

@@ -13,8 +13,6 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastfeed.errors import DecodeError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from fastfeed.decoding.window import Box
 
+_STOP_ON_WARNING = 0
 _SUBSAMPLING, _WIDTH, _HEIGHT, _PRECISION, _COLORSPACE = 4, 5, 6, 7, 8
 _SCANLIMIT = 13
 _ARITHMETIC, _LOSSLESS = 14, 15
@@ -81,8 +80,6 @@ def library() -> Any | None:
                 ("tj3Destroy", None, [pointer]),
                 ("tj3Get", number, [pointer, number]),
                 ("tj3Set", number, [pointer, number, number]),
-                ("tj3GetErrorStr", ctypes.c_char_p, [pointer]),
-                ("tj3GetErrorCode", number, [pointer]),
                 ("tj3DecompressHeader", number, [pointer, pointer, size]),
                 ("tj3SetCroppingRegion", number, [pointer, _Region]),
                 ("tj3SetScalingFactor", number, [pointer, _Factor]),
@@ -105,6 +102,8 @@ class _Handle:
         if not self.address:
             raise MemoryError("libturbojpeg has no memory for a decoder")
         functions.tj3Set(self.address, _SCANLIMIT, _MOST_SCANS)
+        # A failure after a warning looks like a warning, so that neither can be trusted.
+        functions.tj3Set(self.address, _STOP_ON_WARNING, 1)
 
     def __del__(self) -> None:
         if getattr(self, "address", None):
@@ -121,12 +120,12 @@ def _handle() -> _Handle:
     return handle
 
 
-def read_header(data: NDArray[np.uint8]) -> Header:
-    """Return the header of a JPEG; DecodeError if it has none."""
+def read_header(data: NDArray[np.uint8]) -> Header | None:
+    """Return the header of a JPEG, None if this decoder fails at it."""
     handle = _handle()
     functions, address = handle.functions, handle.address
     if functions.tj3DecompressHeader(address, data.ctypes.data, len(data)) < 0:
-        raise DecodeError(_reason(handle))
+        return _give_up()
     height, width, subsampling, precision, space, arithmetic, lossless = (
         functions.tj3Get(address, parameter)
         for parameter in (
@@ -156,13 +155,12 @@ def decode_region(
     shrink: int,
     gray: bool,
     scratch: Any,
-    tolerant: bool,
-) -> NDArray[np.uint8]:
+) -> NDArray[np.uint8] | None:
     """Return a region of the picture as [height, width, channels], a view of scratch memory.
 
     The `header` must be the one read last in this thread. `shrink` is 1, 2, 4 or 8: the region
     comes that many times smaller, its edges moved to the nearest pixel of the smaller picture.
-    `scratch(nbytes)` gives the memory. With `tolerant` a picture that was cut short is filled up as libjpeg does.
+    `scratch(nbytes)` gives the memory. None if this decoder fails at it, or only has a warning.
     """
     handle, data = _handle(), header.data
     functions, address = handle.functions, handle.address
@@ -182,37 +180,30 @@ def decode_region(
     )
     channels = 1 if gray else 3
     memory = scratch(region.w * region.h * channels)
-    failed = (
+    if (
         functions.tj3SetScalingFactor(address, _Factor(1, shrink)) < 0
         or functions.tj3SetCroppingRegion(address, region) < 0
-    )
-    if (
-        not failed
-        and functions.tj3Decompress8(
-            address, data.ctypes.data, len(data), memory.ctypes.data, 0, _GRAY if gray else _RGB
-        )
-        < 0
     ):
-        reason = _reason(handle)
-        fatal = functions.tj3GetErrorCode(address) != 0
-        failed = fatal or (not tolerant and "premature end" in reason.lower())
-    else:
-        reason = _reason(handle) if failed else ""
+        return _give_up()
+    target, layout = memory.ctypes.data, _GRAY if gray else _RGB
+    if functions.tj3Decompress8(address, data.ctypes.data, len(data), target, 0, layout) < 0:
+        return _give_up()
     # The next header must not meet a region of this picture.
     functions.tj3SetCroppingRegion(address, _Region(0, 0, 0, 0))
     functions.tj3SetScalingFactor(address, _Factor(1, 1))
-    if failed:
-        raise DecodeError(reason)
     picture: NDArray[np.uint8] = memory.reshape(region.h, region.w, channels)
     return picture[top - upper : below - upper, left - first : right - first]
 
 
 def _nearest(start: int, length: int, shrink: int, limit: int) -> tuple[int, int]:
-    """Return the first pixel and the one behind the last, on an axis that is `shrink` times less."""
+    """Return the first pixel and the one behind the last, on an axis `shrink` times shorter."""
     first = min(round(start / shrink), limit - 1)
     return first, min(max(round((start + length) / shrink), first + 1), limit)
 
 
-def _reason(handle: _Handle) -> str:
-    text = handle.functions.tj3GetErrorStr(handle.address)
-    return f"libjpeg-turbo: {(text or b'').decode('utf-8', 'replace')}"
+def _give_up() -> None:
+    """Give this thread's decoder up: it keeps markers and tables of the picture that it failed at.
+
+    Some versions then fail at the next picture, or decode it wrongly.
+    """
+    _own.handle = None

@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 ALIGNMENT = 64
 """Extents begin and end at cache lines, so that no two batches share one."""
+PAGE, LARGE = 4096, 1 << 20
+"""Pieces of at least `LARGE` bytes begin at a page: some machines read files many times slower into
+memory that lies a few bytes behind the file's own place in a page."""
 
 
 class Extent(NamedTuple):
@@ -19,6 +22,11 @@ class Extent(NamedTuple):
 def aligned(nbytes: int) -> int:
     """Return `nbytes` rounded up to whole cache lines."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def alignment_of(nbytes: int) -> int:
+    """Return what the address of a piece of `nbytes` is to be a multiple of."""
+    return PAGE if nbytes >= LARGE else ALIGNMENT
 
 
 class Extents:
@@ -37,12 +45,13 @@ class Extents:
     def take(self, nbytes: int) -> Extent | None:
         """Take the lowest free piece of at least `nbytes`, rounded up; None if there is none."""
         size = max(aligned(nbytes), ALIGNMENT)
-        for i, (start, stop) in enumerate(zip(self._starts, self._stops, strict=True)):
-            if stop - start >= size:
-                if stop - start == size:
-                    del self._starts[i], self._stops[i]
-                else:
-                    self._starts[i] = start + size
+        alignment = alignment_of(size)
+        for i, (free, stop) in enumerate(zip(self._starts, self._stops, strict=True)):
+            start = free + -free % alignment
+            if start + size <= stop:
+                left = [(a, b) for a, b in ((free, start), (start + size, stop)) if a < b]
+                self._starts[i : i + 1] = [a for a, _ in left]
+                self._stops[i : i + 1] = [b for _, b in left]
                 return Extent(start, start + size)
         return None
 

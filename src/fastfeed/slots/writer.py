@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfeed.slots.extents import Extent, Extents, aligned
+from fastfeed.slots.extents import Extent, Extents, aligned, alignment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ class SlotWriter:
         self._used = self.spilled = 0
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return uninitialised memory, aligned to a cache line, that goes out with the batch."""
+        """Return uninitialised memory that goes out with the batch; see `Extents` for alignment."""
         kind = np.dtype(dtype)
         nbytes = kind.itemsize
         for length in shape:
@@ -51,12 +51,15 @@ class SlotWriter:
         if nbytes == 0:
             return np.empty(shape, kind)
         size = aligned(nbytes)
-        if self._stop - self._next < size and not self._extend(size):
-            self.spilled += nbytes
-            return np.empty(shape, kind)
-        start = self._next
-        self._next += size
-        self._used += size
+        gap = -self._next % alignment_of(size)
+        if self._stop - self._next < gap + size:
+            if not self._extend(size):
+                self.spilled += nbytes
+                return np.empty(shape, kind)
+            gap = 0  # a new extent begins where the piece may
+        start = self._next + gap
+        self._next = start + size
+        self._used += gap + size
         array = self._region.array(shape, kind, start)
         self._given.append(weakref.ref(array))
         return array

@@ -1,1 +1,1 @@
-"""The `fastfeed-shard` command and `ShardWriter`: files in, shards that many readers understand out."""
+"""The `fastfeed-shard` command and `ShardWriter`: files in, shards for many readers out."""

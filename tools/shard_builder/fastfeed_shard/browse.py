@@ -1,26 +1,24 @@
-"""Look into shards without changing anything: `ls`, `cat` and `extract`.
+"""Look into shards without changing anything: find them, list them, copy a field out.
 
-All three walk the headers of the shards themselves, so they need no index and work on shards of
-any tool. Names of members are shown with everything unprintable escaped.
+The headers of the shards themselves are walked, so no index is needed and none is written; shards
+of any tool will do.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfeed.errors import OptionError, ShardError, StorageError
+from fastfeed.errors import OptionError
 from fastfeed.reading.sources import list_shards
-from fastfeed.shardfile.names import MANIFEST_NAME, is_contained, split_name
+from fastfeed.shardfile.index import MISSING, ShardIndex, group
+from fastfeed.shardfile.names import MANIFEST_NAME, split_name
 from fastfeed.shardfile.tar import walk
 from fastfeed.storage.open import local_path, open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
+    from collections.abc import Callable, Iterator
 
     from fastfeed.shardfile.tar import Member
     from fastfeed.storage.open import Storage
@@ -28,86 +26,100 @@ if TYPE_CHECKING:
 _PIECE = 4 << 20
 
 
-def shard_paths(dest: str) -> list[str]:
-    """Return the shards that `dest` names: those of a folder's manifest, else its tars, or shards.
+@dataclass(frozen=True, slots=True)
+class Content:
+    """One field of one sample, where it lies in its shard."""
 
-    `dest` may also be one shard or a pattern of shards. OptionError if there are none.
+    field: str
+    offset: int
+    size: int
+
+
+def find_shards(dest: str) -> list[str]:
+    """Return the shards of `dest`: a folder, with or without a manifest, a shard, or a pattern.
+
+    OptionError if there are none.
     """
-    folder = Path(local_path(dest)) if "{" not in dest and "::" not in dest else None
-    if folder is not None and folder.is_dir() and not (folder / MANIFEST_NAME).exists():
-        paths = sorted(str(path) for path in folder.glob("*.tar"))
-        if not paths:
-            raise OptionError(f"the folder {dest!r} holds no shards", way_out="Name another")
-        return paths
-    return list(list_shards(dest).paths)
+    one = "{" not in dest and "::" not in dest and not dest.startswith("pipe:")
+    folder = Path(local_path(dest)) if one else None
+    if folder is None or not folder.is_dir() or (folder / MANIFEST_NAME).exists():
+        return list(list_shards(dest).paths)
+    paths = sorted(str(path) for path in folder.glob("*.tar"))
+    if not paths:
+        raise OptionError(f"the folder {dest!r} holds no shards", way_out="Name another")
+    return paths
+
+
+def read_contents(path: str, storage: Storage) -> tuple[list[str], ShardIndex]:
+    """Return the keys of a shard in their order, and its index without checksums."""
+    keys: list[str] = []
+
+    def members() -> Iterator[Member]:
+        for member in walk(storage.read_at, storage.size, shard=path):
+            split = split_name(member.name)
+            if split and member.kind in {"file", "hardlink"} and keys[-1:] != [split[0]]:
+                keys.append(split[0])
+            yield member
+
+    index = group(members(), shard=path, shard_bytes=storage.size)
+    return keys, index
+
+
+def contents(index: ShardIndex, row: int) -> list[Content]:
+    """Return the fields that a sample has, sorted by name."""
+    return [
+        Content(field, offset, size)
+        for field, (header, offset, size, _) in zip(
+            index.fields, index.cells[row].tolist(), strict=True
+        )
+        if header != MISSING
+    ]
+
+
+def list_samples(dest: str) -> Iterator[str]:
+    """Yield a line for each sample: shard, key, and each field with its size, parted by tabs."""
+    for path in find_shards(dest):
+        with open_storage(path) as storage:
+            keys, index = read_contents(path, storage)
+        for row, key in enumerate(keys):
+            fields = " ".join(f"{shown(part.field)}:{part.size}" for part in contents(index, row))
+            yield f"{Path(path).name}\t{shown(key)}\t{fields}"
+
+
+def copy_fields(dest: str, wanted: str, write: Callable[[bytes], object]) -> None:
+    """Hand the data of `KEY.FIELD`, or of all fields of `KEY` in order, to `write`.
+
+    Raises OptionError if there is no such sample or field.
+    """
+    key, field = split_name(wanted) or (wanted, None)
+    for path in find_shards(dest):
+        with open_storage(path) as storage:
+            keys, index = read_contents(path, storage)
+            if key not in keys:
+                continue
+            parts = contents(index, keys.index(key))
+            chosen = [part for part in parts if field in {None, part.field}]
+            if not chosen:
+                names = ", ".join(shown(part.field) for part in parts)
+                fact = f"the sample has no field {field!r}"
+                raise OptionError(fact, way_out=f"Its fields are {names}", shard=path, key=key)
+            for part in chosen:
+                copy_data(storage, part, write)
+            return
+    raise OptionError("no sample has this key", way_out="See `fastfeed-shard ls`", key=key)
+
+
+def copy_data(storage: Storage, part: Content, write: Callable[[bytes], object]) -> None:
+    """Hand the data of a field to `write`, in pieces."""
+    for start in range(0, part.size, _PIECE):
+        write(storage.read_at(part.offset + start, min(_PIECE, part.size - start)))
 
 
 def shown(name: str) -> str:
-    """Return a name from a shard as text that is safe to print: it may hold anything."""
+    """Return a name from a shard so that it is safe to print; it may hold anything."""
     if name.isprintable():
         return name
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in name
     )
-
-
-def list_samples(dest: str) -> Iterator[str]:
-    """Yield a line for each sample: shard, key, and the size of each field."""
-    for path in shard_paths(dest):
-        key, fields = None, []
-        for member, split in _members(path):
-            if split is None:
-                continue
-            if split[0] != key:
-                if key is not None:
-                    yield _line(path, key, fields)
-                key, fields = split[0], []
-            fields.append(f"{split[1]}:{member.size}")
-        if key is not None:
-            yield _line(path, key, fields)
-
-
-def _line(path: str, key: str, fields: list[str]) -> str:
-    return shown(f"{Path(path).name}\x00{key}\x00{' '.join(fields)}").replace("\\x00", "\t")
-
-
-def _members(path: str) -> Iterator[tuple[Member, tuple[str, str] | None]]:
-    """Yield the members of a shard, each with its key and field if it is of a sample."""
-    with open_storage(path) as storage:
-        for member in walk(storage.read_at, storage.size, shard=path):
-            of_sample = member.kind in {"file", "hardlink", "sparse"}
-            yield member, split_name(member.name) if of_sample else None
-
-
-def copy_fields(dest: str, wanted: str, out: BinaryIO) -> None:
-    """Write the data of `KEY.FIELD`, or of all fields of `KEY` in their order, to `out`.
-
-    Raises OptionError if there is no such sample or field.
-    """
-    key, field = split_name(wanted) or (wanted, None)
-    fields: list[str] = []
-    found = False
-    for path in shard_paths(dest):
-        seen: dict[str, Member] = {}
-        for member, split in _members(path):
-            if split is not None and split[0] == key:
-                fields.append(split[1])
-                if field in {None, split[1]}:
-                    found = True
-                    with open_storage(path) as storage:
-                        _copy(_resolve(member, seen, path), storage, out.write, path)
-            seen[member.name] = member
-            if fields and (split is None or split[0] != key):
-                break
-        if fields:
-            break
-    if found:
-        return
-    if fields:
-        raise OptionError(
-            f"the sample has no field {field!r}",
-            way_out=f"Its fields are {', '.join(map(shown, fields))}",
-            key=key,
-        )
-    raise OptionError("no sample has this key", way_out="See `fastfeed-shard ls`", key=key)

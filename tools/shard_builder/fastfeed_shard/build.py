@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError, WorkerError, located
@@ -19,6 +18,7 @@ from fastfeed_shard.sidecars import ENERGON_FOLDER, WIDS_NAME, energon_files, wi
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from fastfeed_shard.plan import Plan, PlannedShard
     from fastfeed_shard.samples import Sample

@@ -64,9 +64,7 @@ def check_shard(path: str, *, entry: ShardEntry | None = None, decode: bool = Fa
             fresh = index_shard(path, storage, into=members)
             found = ShardEntry(name, storage.size, len(fresh), digest)
             problems += _against_entry(found, entry)
-            problems += _against_index(
-                fresh, path, storage, needed=entry is not None, notes=notes
-            )
+            problems += _against_index(fresh, path, storage, needed=entry is not None, notes=notes)
             problems += _against_others(path, members)
             if decode:
                 problems += _decode(fresh, path, storage)
@@ -171,9 +169,7 @@ def _against_rows(
         for row, column in list(zip(rows.tolist(), columns.tolist(), strict=True))[:_SHOWN]:
             key, offset = _key_at(fresh, path, storage, row), int(ours[row, column, 1])
             name = fresh.fields[column]
-            yield str(
-                kind(fact, way_out=_REBUILD, shard=path, key=key, field=name, offset=offset)
-            )
+            yield str(kind(fact, way_out=_REBUILD, shard=path, key=key, field=name, offset=offset))
         if len(rows) > _SHOWN:
             yield f"{path}: the same for {len(rows) - _SHOWN:,} more fields"
 

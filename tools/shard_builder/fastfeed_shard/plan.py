@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -57,12 +58,12 @@ def plan_shards(source: Source, *, name: str, shard_size: int, seed: int | None 
     """
     check_shard_name(name)
     samples = sorted(source.samples, key=attrgetter("key"))
-    for one, other in zip(samples, samples[1:], strict=False):
+    for one, other in pairwise(samples):
         if one.key == other.key:
             way_out = "Keys must be unique over the data set: give one of the two another"
             raise OptionError("two samples have this key", way_out=way_out, key=one.key)
     if seed is not None:
-        samples.sort(key=lambda sample: xxhash.xxh3_128_digest(sample.key, seed=seed))
+        samples.sort(key=lambda sample: xxhash.xxh3_128_digest(sample.key.encode(), seed=seed))
     shards: list[PlannedShard] = []
     start, nbytes = 0, END_BYTES
     for place, sample in enumerate(samples):
@@ -103,7 +104,7 @@ def digest_plan(plan: Plan) -> str:
     """Return a digest of all that the bytes of the shards depend on, times of files included."""
     state = xxhash.xxh3_128()
     for shard in plan.shards:
-        state.update(f"{shard.name} {shard.stop}\n")
+        state.update(f"{shard.name} {shard.stop}\n".encode())
     for sample in plan.samples:
         for part in sample.parts:
             match part:

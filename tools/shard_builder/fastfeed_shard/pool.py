@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+    from typing import Self
 
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class _Crew:
         self._crew: dict[Connection, BaseProcess] = {}
         self._at: dict[Connection, int] = {}
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> Self:
         from multiprocessing import get_context
 
         context = get_context("fork")
@@ -77,12 +78,12 @@ class _Crew:
         for pipe in self._crew:
             self._give(pipe, next(left))
         while self._at:
-            for pipe in wait(list(self._at)):
-                number = self._at[pipe]  # type: ignore[index]
-                result = self._take(pipe, number)  # type: ignore[arg-type]
+            ready = wait(list(self._at))
+            for pipe, number in [(pipe, self._at[pipe]) for pipe in self._at if pipe in ready]:
+                result = self._take(pipe, number)
                 following = next(left, None)
                 if following is not None:
-                    self._give(pipe, following)  # type: ignore[arg-type]
+                    self._give(pipe, following)
                 yield number, result
 
     def _give(self, pipe: Connection, number: int) -> None:
@@ -114,9 +115,7 @@ def _end(code: int | None) -> str:
     return f"ended with exit code {code}"
 
 
-def _serve(
-    work: Callable[[int], Any], pipe: Connection, inherited: tuple[Connection, ...]
-) -> None:
+def _serve(work: Callable[[int], Any], pipe: Connection, inherited: tuple[Connection, ...]) -> None:
     """Do tasks until the parent closes the pipe."""
     # The parent gets Ctrl-C as well, and ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError, StorageError
@@ -56,9 +57,7 @@ class _Scan:
         number = {
             name: DataPart(CLASS_FIELD, str(place).encode()) for place, name in enumerate(names)
         }
-        samples = [
-            self._sample(key, (number[self._class_of[key]],)) for key in self._parts
-        ]
+        samples = [self._sample(key, (number[self._class_of[key]],)) for key in self._parts]
         return Source(samples, names, self._skipped)
 
     def _walk(
@@ -132,7 +131,7 @@ class _Scan:
 
     def _sample(self, key: str, more: tuple[Part, ...]) -> Sample:
         parts = sorted((*self._parts[key], *more), key=lambda part: part.field)
-        for one, other in zip(parts, parts[1:], strict=False):
+        for one, other in pairwise(parts):
             if one.field == other.field:
                 raise self._twice(key, one, other)
         return Sample(key, tuple(parts))

@@ -79,7 +79,7 @@ def wids_index(shards: Sequence[ShardEntry]) -> bytes:
 
 
 def energon_files(shards: Sequence[ShardEntry]) -> dict[str, bytes]:
-    """Return the files of Energon's folder: all shards are its `train` part, samples as they are."""
+    """Return the files of Energon's folder: all shards are its `train` part."""
     counts = {shard.name: shard.samples for shard in shards}
     split = ["split_parts:", "  train:"]
     split += (f"  - {name}" for name in counts)

@@ -42,14 +42,14 @@ class Columns:
     """Whether keys that some reader would misread are rewritten."""
 
 
-def read_table(path: str, *, columns: Columns) -> Source:
-    """Return the samples of a table, `.jsonl` or CSV by its name.
+def read_table(path: str, *, layout: str, columns: Columns) -> Source:
+    """Return the samples of a table; `layout` is "csv" or "jsonl".
 
     Raises OptionError for a row that makes no sample, and StorageError for a file that is missing;
     both name the line, the column and the file.
     """
-    table = _Table(path, columns)
-    rows = _json_rows(path) if path.endswith((".jsonl", ".ndjson")) else _csv_rows(path)
+    table = _Table(path, columns, is_csv=layout == "csv")
+    rows = _csv_rows(path) if layout == "csv" else _json_rows(path)
     try:
         source = Source([table.sample(number, *row) for number, row in enumerate(rows)])
     except OSError as error:
@@ -61,10 +61,11 @@ def read_table(path: str, *, columns: Columns) -> Source:
 class _Table:
     """Turns rows into samples, and remembers which columns there were."""
 
-    def __init__(self, path: str, columns: Columns) -> None:
+    def __init__(self, path: str, columns: Columns, *, is_csv: bool) -> None:
         self._path = path
         self._folder = os.path.dirname(path)  # noqa: PTH120 - joined to every file's name
         self._columns = columns
+        self._is_csv = is_csv
         self._seen: dict[str, None] = {}
 
     def sample(self, number: int, line: int, row: dict[str, Any]) -> Sample:
@@ -106,10 +107,6 @@ class _Table:
         if rest:
             parts.append(DataPart(_REST, encode(rest, key=key, field=_REST)))
         return self._checked_sample(key, parts)
-
-    @property
-    def _is_csv(self) -> bool:
-        return not self._path.endswith((".jsonl", ".ndjson"))
 
     def _key(self, number: int, row: dict[str, Any]) -> tuple[str, str | None]:
         column = self._columns.key or next((name for name in _KEYS if name in row), None)

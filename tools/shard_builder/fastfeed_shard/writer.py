@@ -180,7 +180,7 @@ class _KeySet:
 
     def add(self, key: str) -> bool:
         """Add a key; False if it is there already."""
-        digest = xxhash.xxh3_64_intdigest(key) or 1
+        digest = xxhash.xxh3_64_intdigest(key.encode()) or 1
         place = self._place(digest)
         if self._table[place] == digest:
             return False

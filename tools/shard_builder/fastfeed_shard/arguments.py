@@ -1,0 +1,104 @@
+"""The arguments of the `fastfeed-shard` command."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from fastfeed.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Command = Callable[[argparse.Namespace], int]
+
+LAYOUTS = ("folders", "files", "csv", "jsonl")
+
+
+def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
+    """Return the parser; `commands` are the functions to call, by name."""
+    parser = argparse.ArgumentParser(
+        prog="fastfeed-shard",
+        description="Packs data sets into tar shards with indexes, and looks into them.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        made = subparsers.add_parser(name, help=text, description=text)
+        made.set_defaults(command=commands[name])
+        return made
+
+    _add_build(command("build", "Pack a folder or a table of files into shards."))
+    index = command("index", "Write the indexes of shards made by any tool.")
+    index.add_argument(
+        "shards", nargs="+", metavar="SHARDS", help="tars, patterns, or folders (with manifest)"
+    )
+    verify = command("verify", "Prove that a data set is whole; exit code 1 if it is not.")
+    verify.add_argument("dest", metavar="DEST", help="folder, tar, or pattern of tars")
+    verify.add_argument("--decode", action="store_true", help="decode pictures and values too")
+    verify.add_argument("--fields", metavar="A,B", help="fields that every sample must have")
+    listing = command("ls", "List samples: shard, key, fields with their sizes.")
+    listing.add_argument("dest", metavar="DEST", help="folder, tar, or pattern of tars")
+    cat = command("cat", "Write the data of a field, or of all fields of a sample, to stdout.")
+    cat.add_argument("dest", metavar="DEST", help="folder, tar, or pattern of tars")
+    cat.add_argument("key", metavar="KEY[.FIELD]")
+    extract = command("extract", "Write every field to a file of its own, inside one folder.")
+    extract.add_argument("dest", metavar="DEST", help="folder, tar, or pattern of tars")
+    extract.add_argument("folder", metavar="DIR", help="where to; nothing there is overwritten")
+    for made in (index, verify):
+        _add_jobs(made)
+    for made in (index, verify, extract):
+        _add_quiet(made)
+    return parser
+
+
+def _add_build(build: argparse.ArgumentParser) -> None:
+    add = build.add_argument
+    add("src", metavar="SRC", help="a folder, a .csv or a .jsonl file")
+    add("dest", metavar="DEST", help="a new or empty folder for the shards")
+    add(
+        "--layout",
+        choices=LAYOUTS,
+        help="folders: SRC/CLASS/NAME.jpg, the class becomes `cls`; files: a tree without classes; "
+        "csv, jsonl: a table. Default: by the name of SRC, folders for a folder",
+    )
+    add("--shard-size", default="256MiB", metavar="SIZE", help="at most (default: %(default)s)")
+    add("--name", default="train", help="shards are NAME-000000.tar (default: %(default)s)")
+    add("--shuffle", type=int, metavar="SEED", help="order samples by chance instead of by key")
+    add("--resume", action="store_true", help="go on with a build that was interrupted")
+    add("--dry-run", action="store_true", help="show the shards, write nothing")
+    add("--rename", action="store_true", help="rewrite names that some reader would misread")
+    add("--energon", action="store_true", help="write the folder that Megatron-Energon wants, too")
+    _add_jobs(build)
+    _add_quiet(build)
+    table = build.add_argument_group("tables")
+    table.add_argument(
+        "--key", metavar="COLUMN", help="column of keys (default: key, or row number)"
+    )
+    table.add_argument(
+        "--files", metavar="COLUMN[=FIELD],...", help="columns of file names, by table's folder"
+    )
+    table.add_argument(
+        "--fields", metavar="COLUMN=FIELD,...", help="columns that become fields of their own"
+    )
+    table.add_argument(
+        "--allow-outside", action="store_true", help="files may lie outside the table's folder"
+    )
+
+
+def _add_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs", type=_positive, metavar="N", help="processes (default: the cores usable here)"
+    )
+
+
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quiet", action="store_true", help="no progress bar and no summary")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
