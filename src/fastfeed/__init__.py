@@ -15,30 +15,27 @@ from typing import TYPE_CHECKING, Any
 from fastfeed.version import __version__
 
 if TYPE_CHECKING:
-    from fastfeed_shard.writer import ShardWriter
-
-    from fastfeed.collating.ragged import Ragged
-    from fastfeed.dataset import ShardDataset
-    from fastfeed.errors import FastfeedError
-    from fastfeed.fields import (
-        Array,
-        Boxes,
-        Bytes,
-        CenterCrop,
-        Float,
-        HorizontalFlip,
-        Image,
-        Int,
-        Json,
-        Keypoints,
-        Mask,
-        Normalize,
-        RandomResizedCrop,
-        Resize,
-        Text,
-    )
-    from fastfeed.loader import DataLoader
-    from fastfeed.options import AUTO
+    from fastfeed_shard.writer import ShardWriter as ShardWriter
+    from fastfeed.collating.ragged import Ragged as Ragged
+    from fastfeed.dataset import ShardDataset as ShardDataset
+    from fastfeed.errors import FastfeedError as FastfeedError
+    from fastfeed.fields import Array as Array
+    from fastfeed.fields import Boxes as Boxes
+    from fastfeed.fields import Bytes as Bytes
+    from fastfeed.fields import CenterCrop as CenterCrop
+    from fastfeed.fields import Float as Float
+    from fastfeed.fields import HorizontalFlip as HorizontalFlip
+    from fastfeed.fields import Image as Image
+    from fastfeed.fields import Int as Int
+    from fastfeed.fields import Json as Json
+    from fastfeed.fields import Keypoints as Keypoints
+    from fastfeed.fields import Mask as Mask
+    from fastfeed.fields import Normalize as Normalize
+    from fastfeed.fields import RandomResizedCrop as RandomResizedCrop
+    from fastfeed.fields import Resize as Resize
+    from fastfeed.fields import Text as Text
+    from fastfeed.loader import DataLoader as DataLoader
+    from fastfeed.options import AUTO as AUTO
 
 # Public name -> the module that holds it. Modules load on first use, so that `import fastfeed`
 # costs nothing and the shard tools never load torch.

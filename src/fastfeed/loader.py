@@ -39,7 +39,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         WorkerError: a worker died (also a RuntimeError, as torch has it).
     """
 
-    def __init__(  # noqa: PLR0913 - torch's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - torch's signature
         self,
         dataset: Dataset[Any],
         batch_size: int | None = 1,

@@ -30,10 +30,9 @@ class Transform:
     def __init__(self, function: Callable[..., dict[str, Any]]) -> None:
         self.function = function
         try:
-            parameters = inspect.signature(function).parameters
+            self.takes_generator = "generator" in inspect.signature(function).parameters
         except (TypeError, ValueError):  # some callables written in C have no signature
-            parameters = {}
-        self.takes_generator = "generator" in parameters
+            self.takes_generator = False
 
     def __call__(self, sample: dict[str, Any], draw: tuple[int, int, int]) -> dict[str, Any]:
         """Return what the function makes of a sample."""
@@ -44,7 +43,7 @@ class Transform:
         with _GLOBAL_GENERATORS, _restored():
             random.seed(words[0])
             np.random.seed(words[1])  # noqa: NPY002 - the user's function may use the global one
-            torch.random.default_generator.manual_seed(words[2])
+            torch.default_generator.manual_seed(words[2])
             return self.function(sample)
 
 

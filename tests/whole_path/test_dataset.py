@@ -88,7 +88,7 @@ def test_transform_runs_with_the_samples_own_numbers(photo_shards):
     """A transform's random numbers depend on the sample alone and leave the global ones alone."""
 
     def jitter(sample):
-        legacy = float(np.random.rand())  # noqa: NPY002 - the generator that users may still use
+        legacy = float(np.random.rand())
         return {"draws": (random.random(), legacy, float(torch.rand(())))}
 
     data = ff.ShardDataset(shards_of(photo_shards), FIELDS, transform=jitter)

@@ -40,10 +40,10 @@ class Ragged(Sequence["torch.Tensor"]):
 
     def tobytes(self, index: int) -> bytes:
         """Return a copy of one item as bytes."""
-        return bytes(memoryview(self[index].numpy()))
+        return self[index].numpy().tobytes()
 
     def to_list(self) -> list[bytes]:
         """Return a copy of every item as bytes."""
-        view = memoryview(self.data.numpy())
+        array = self.data.numpy()
         pairs = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
-        return [bytes(view[start : start + size]) for start, size in pairs]
+        return [array[start : start + size].tobytes() for start, size in pairs]

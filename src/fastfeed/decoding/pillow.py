@@ -53,7 +53,10 @@ def open_picture(data: memoryview, *, max_pixels: int) -> Image:
         picture: Image = pillow.open(io.BytesIO(data), formats=known)
         width, height = picture.size
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
-        raise DecodeError(f"more pixels than Pillow allows: {error}") from error
+        raise DecodeError(
+            f"more pixels than Pillow allows: {error}",
+            way_out="If it is meant to be so large, raise PIL.Image.MAX_IMAGE_PIXELS and max_pixels",
+        ) from error
     except Exception as error:  # a decoder of many formats raises anything on rubbish
         raise DecodeError(_reason(error)) from error
     if width * height > max_pixels:

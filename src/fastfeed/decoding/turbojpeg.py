@@ -125,7 +125,8 @@ def read_header(data: NDArray[np.uint8]) -> Header | None:
     handle = _handle()
     functions, address = handle.functions, handle.address
     if functions.tj3DecompressHeader(address, data.ctypes.data, len(data)) < 0:
-        return _give_up()
+        _give_up()
+        return None
     height, width, subsampling, precision, space, arithmetic, lossless = (
         functions.tj3Get(address, parameter)
         for parameter in (
@@ -184,10 +185,12 @@ def decode_region(
         functions.tj3SetScalingFactor(address, _Factor(1, shrink)) < 0
         or functions.tj3SetCroppingRegion(address, region) < 0
     ):
-        return _give_up()
+        _give_up()
+        return None
     target, layout = memory.ctypes.data, _GRAY if gray else _RGB
     if functions.tj3Decompress8(address, data.ctypes.data, len(data), target, 0, layout) < 0:
-        return _give_up()
+        _give_up()
+        return None
     # The next header must not meet a region of this picture.
     functions.tj3SetCroppingRegion(address, _Region(0, 0, 0, 0))
     functions.tj3SetScalingFactor(address, _Factor(1, 1))

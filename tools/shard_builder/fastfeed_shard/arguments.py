@@ -70,6 +70,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="show the shards, write nothing")
     add("--rename", action="store_true", help="rewrite names that some reader would misread")
     add("--energon", action="store_true", help="write the folder that Megatron-Energon wants, too")
+    add("--sync", action="store_true", help="wait for the disk before a shard gets its name")
     _add_jobs(build)
     _add_quiet(build)
     table = build.add_argument_group("tables")

@@ -82,8 +82,12 @@ def _build(options: argparse.Namespace) -> int:
     else:
         with open_folder(dest, plan, name=options.name, resume=options.resume) as folder:
             with show_progress("packing", plan.nbytes, quiet=options.quiet) as progress:
-                packed = build_shards(plan, folder, jobs=_jobs(options), progress=progress)
-            publish(dest, packed, classes=source.classes, energon=options.energon)
+                packed = build_shards(
+                    plan, folder, jobs=_jobs(options), sync=options.sync, progress=progress
+                )
+            publish(
+                dest, packed, classes=source.classes, energon=options.energon, sync=options.sync
+            )
             folder.complete()
     if not options.quiet:
         _summarise(source, plan, time.perf_counter() - begin)

@@ -15,6 +15,7 @@ import xxhash
 
 from fastfeed.errors import ShardError, StorageError
 from fastfeed.shardfile.header import BLOCK, padded
+from fastfeed.shardfile.index import group, save_index
 from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import index_name
 from fastfeed.shardfile.tar import Member, ustar_header
@@ -44,9 +45,12 @@ class ShardFile:
     """Writes one shard under a temporary name; `finish` gives it and its indexes their names.
 
     Until then no file has a final name, so whatever ends the process leaves no half shard behind.
+    With `sync` that also holds for whatever ends the machine: all is on the disk before it gets
+    its name. It takes as long as the disk does.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, sync: bool) -> None:
+        self._sync = sync
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         self._file = -1
@@ -88,15 +92,13 @@ class ShardFile:
         self._members.append(Member(name, "file", header, offset, size, ""))
 
     def finish(self) -> Packed:
-        """Complete the shard and its indexes, flush all to disk, and give them their names."""
-        # numpy is loaded here, late: the first bytes needn't wait for it.
-        from fastfeed.shardfile.index import group, save_index
-
+        """Complete the shard and its indexes, and give them their names, the shard's last."""
         end = self.nbytes
         self._put(bytes(END_BYTES))
         self._flush()
         try:
-            os.fsync(self._file)
+            if self._sync:
+                os.fsync(self._file)
         except OSError as error:
             raise self._cannot(error) from error
         shard = self._path.name
@@ -106,9 +108,9 @@ class ShardFile:
             shard_bytes=self.nbytes,
             checksum_of=lambda offset, _: self._checksums[offset],
         )
-        write_whole(self._path.with_name(index_name(shard)), save_index(index))
+        write_file(self._path.with_name(index_name(shard)), save_index(index), sync=self._sync)
         for name, content in side_indexes(shard, self._members, end=end).items():
-            write_whole(self._path.with_name(name), content)
+            write_file(self._path.with_name(name), content, sync=self._sync)
         try:
             self._temporary.replace(self._path)
         except OSError as error:
@@ -141,7 +143,7 @@ class ShardFile:
         self._buffer[self._used : self._used + len(data)] = data
         self._used += len(data)
 
-    def _fill(self, size: int, fill: Callable[[memoryview], int], name: str) -> None:
+    def _fill(self, size: int, fill: Callable[[memoryview], int | None], name: str) -> None:
         """Let `fill` put `size` bytes at the end of the buffer."""
         end = self._used + size
         while self._used < end:
@@ -150,7 +152,7 @@ class ShardFile:
                 raise StorageError(f"the data of {name!r} ended before its size was reached")
             self._used += done
 
-    def _add_large(self, size: int, fill: Callable[[memoryview], int], name: str) -> int:
+    def _add_large(self, size: int, fill: Callable[[memoryview], int | None], name: str) -> int:
         """Append data that the buffer cannot hold; returns its checksum."""
         checksum = xxhash.xxh3_64()
         while size:
@@ -181,3 +183,19 @@ class ShardFile:
             f"cannot write {str(self._path)!r}: {error.strerror}",
             way_out="Make room or name another destination; what is finished stays",
         )
+
+
+def write_file(path: Path, data: bytes, *, sync: bool) -> None:
+    """Write a whole file or none; with `sync`, on the disk before it gets its name."""
+    if sync:
+        write_whole(path, data)
+        return
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error

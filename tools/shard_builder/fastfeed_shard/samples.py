@@ -6,14 +6,9 @@ import io
 import os
 import stat
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from fastfeed.errors import StorageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,25 +21,21 @@ class FilePart:
     changed: int
     """Time of its last change in nanoseconds."""
 
-    @contextmanager
-    def open(self) -> Iterator[Callable[[memoryview], int]]:
-        """Give the function that reads the file on; StorageError if it is not what was planned."""
+    def open(self) -> io.FileIO:
+        """Return the open file; StorageError if it is not as it was when the build was planned."""
         try:
-            file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            # Without O_NONBLOCK a pipe put in its place would be waited for.
+            file = io.FileIO(os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+            status = os.fstat(file.fileno())
         except OSError as error:
-            raise _cannot_read(self.path, error) from error
-        try:
-            status = os.fstat(file)
-            if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
-                raise StorageError(
-                    f"the file {self.path!r} has changed since the build began",
-                    way_out="Start again when nobody writes to the source",
-                )
-            yield lambda buffer: os.readv(file, [buffer])
-        except OSError as error:
-            raise _cannot_read(self.path, error) from error
-        finally:
-            os.close(file)
+            raise cannot_read(self.path, error) from error
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.changed):
+            file.close()
+            raise StorageError(
+                f"the file {self.path!r} has changed since the build began",
+                way_out="Start again when nobody writes to the source",
+            )
+        return file
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +50,9 @@ class DataPart:
         """Bytes of the data."""
         return len(self.data)
 
-    @contextmanager
-    def open(self) -> Iterator[Callable[[memoryview], int]]:
-        """Give the function that hands out the data."""
-        yield io.BytesIO(self.data).readinto
+    def open(self) -> io.BytesIO:
+        """Return the data as an open file."""
+        return io.BytesIO(self.data)
 
 
 Part = FilePart | DataPart
@@ -92,12 +82,13 @@ def file_part(name: str, path: str, status: os.stat_result | None = None) -> Fil
     try:
         status = status or os.stat(path)  # noqa: PTH116 - called for every file of the data set
     except (OSError, ValueError) as error:
-        raise _cannot_read(path, error) from error
+        raise cannot_read(path, error) from error
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path!r} is no regular file", way_out="Remove it from the source")
     return FilePart(name, path, status.st_size, status.st_mtime_ns)
 
 
-def _cannot_read(path: str, error: Exception) -> StorageError:
+def cannot_read(path: str, error: Exception) -> StorageError:
+    """Return the error for a file of the source that cannot be read."""
     reason = getattr(error, "strerror", None) or str(error)
     return StorageError(f"cannot read {path!r}: {reason}", way_out="Mend the source and try again")

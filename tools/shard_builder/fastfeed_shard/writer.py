@@ -95,7 +95,7 @@ class ShardWriter:
             return
         try:
             self._finish_shard()
-            publish(self._folder.path, self._packed, classes=None, energon=self._energon)
+            publish(self._folder.path, self._packed, classes=None, energon=self._energon, sync=True)
             self._folder.complete()
         finally:
             self.abort()
@@ -115,7 +115,9 @@ class ShardWriter:
         if self._shard and self._shard.nbytes + size + END_BYTES > self._shard_size:
             self._finish_shard()
         if self._shard is None:
-            self._shard = ShardFile(self._folder.path / shard_name(self._name, len(self._packed)))
+            self._shard = ShardFile(
+                self._folder.path / shard_name(self._name, len(self._packed)), sync=True
+            )
         for field, data in parts:
             self._shard.add(f"{key}.{field}", len(data), io.BytesIO(data).readinto)
 
