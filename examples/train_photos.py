@@ -25,7 +25,7 @@ import fastfeed as ff
 from fastfeed_bench.photos import IMAGENET_LIKE, find_sources, photos
 from fastfeed_bench.windows import draw_window
 
-PHOTOS = 384
+PHOTOS = 256
 BATCH = 32
 WORKERS = 2
 EPOCHS = 2

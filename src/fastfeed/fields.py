@@ -6,6 +6,7 @@ These are descriptions only: frozen, cheap, checked when they are made, and free
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -18,13 +19,14 @@ Names: TypeAlias = "str | tuple[str, ...]"
 
 
 def _names(name: Names) -> tuple[str, ...]:
-    names = (name,) if isinstance(name, str) else tuple(name)
-    if not names or not all(isinstance(one, str) and one for one in names):
+    names = (name,) if isinstance(name, str) else name
+    sequence = isinstance(names, tuple | list)
+    if not sequence or not names or not all(isinstance(one, str) and one for one in names):
         raise OptionError(
             f"{name!r} names no field",
             way_out='Write the part after the key, as in Image("jpg"), or alternatives in a tuple',
         )
-    return names
+    return tuple(names)
 
 
 # Transforms of pictures
@@ -44,8 +46,9 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         _check_size(self.size)
-        if not (0 < self.scale[0] <= self.scale[1] and 0 < self.ratio[0] <= self.ratio[1]):
-            raise OptionError(f"{self!r}: scale and ratio go from a smaller to a larger number")
+        for limits in (self.scale, self.ratio):
+            if not (_are_numbers(limits) and len(limits) == 2 and 0 < limits[0] <= limits[1]):
+                raise OptionError(f"{self!r}: scale and ratio go from a smaller to a larger number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class HorizontalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
+        if not _are_numbers((self.p,)) or not 0 <= self.p <= 1:
             raise OptionError(f"{self!r}: a probability lies between 0 and 1")
 
 
@@ -90,7 +93,8 @@ class Normalize:
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.mean) != len(self.std) or not self.mean or not all(self.std):
+        numbers = _are_numbers(self.mean) and _are_numbers(self.std)
+        if not numbers or len(self.mean) != len(self.std) or not self.mean or not all(self.std):
             raise OptionError(f"{self!r}: give one mean and one std, not zero, for each channel")
 
 
@@ -98,9 +102,21 @@ Transform: TypeAlias = RandomResizedCrop | Resize | CenterCrop | HorizontalFlip 
 
 
 def _check_size(size: int | tuple[int, int]) -> None:
-    sides = (size,) if isinstance(size, int) else size
-    if len(sides) not in {1, 2} or not all(isinstance(s, int) and 0 < s < 1 << 16 for s in sides):
+    sides = size if isinstance(size, tuple | list) else (size,)
+    whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if len(sides) not in {1, 2} or not whole or not all(0 < side < 1 << 16 for side in sides):
         raise OptionError(f"{size!r} is no size of a picture: an int, or (height, width)")
+
+
+def _are_numbers(values: object) -> bool:
+    return isinstance(values, tuple | list) and all(
+        isinstance(value, int | float) and math.isfinite(value) for value in values
+    )
+
+
+def _check_budget(max_pixels: int) -> None:
+    if not isinstance(max_pixels, int) or max_pixels < 1:
+        raise OptionError(f"max_pixels={max_pixels!r} is no number of pixels")
 
 
 # Kinds of fields
@@ -149,7 +165,8 @@ class Image:
         _choice("exif", exif, ("apply", "ignore"))
         _choice("truncated", truncated, ("error", "keep"))
         _check_transforms(transforms, channels={"L": 1, "RGB": 3, "RGBA": 4}[mode])
-        if like is not None and any(isinstance(t, RandomResizedCrop | Resize) for t in transforms):
+        _check_budget(max_pixels)
+        if like is not None and not all(isinstance(t, Normalize) for t in transforms):
             raise OptionError(
                 f"Image({name!r}, like={like!r}) has a geometry of its own",
                 way_out=f"Leave its transforms out; it takes those of {like!r}",
@@ -189,6 +206,7 @@ class Mask:
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         _choice("exif", exif, ("apply", "ignore"))
+        _check_budget(max_pixels)
         _check_transforms(transforms, channels=1)
         if any(isinstance(t, Normalize) for t in transforms):
             raise OptionError(f"Mask({name!r}): class numbers are not normalised")
@@ -312,6 +330,10 @@ class Array:
     ) -> None:
         if (shape is None) != (dtype is None):
             raise OptionError(f"Array({name!r}): shape and dtype go together")
+        if shape is not None and not (
+            isinstance(shape, tuple | list) and all(isinstance(s, int) and s >= 0 for s in shape)
+        ):
+            raise OptionError(f"Array({name!r}): shape={shape!r} is no tuple of whole numbers")
         object.__setattr__(self, "names", _names(name))
         object.__setattr__(self, "shape", shape if shape is None else tuple(shape))
         object.__setattr__(self, "dtype", dtype)

@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import (
 
 from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.failure import rebuild
+from fastfeed.collating.fetch import Source
 from fastfeed.collating.pack import unpack
 from fastfeed.errors import WorkerError
 from fastfeed.topology import memory_limit
@@ -67,13 +68,16 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._close = weakref.finalize(self, self._pool.close)
 
     def _start(self, loader: DataLoader) -> WorkerPool:
+        source = Source(
+            dataset=self._dataset,
+            kind=self._dataset_kind,
+            auto_collation=self._auto_collation,
+            collate_fn=self._collate_fn,
+            drop_last=self._drop_last,
+        )
         setups = [
             WorkerSetup(
-                dataset=self._dataset,
-                kind=self._dataset_kind,
-                auto_collation=self._auto_collation,
-                collate_fn=self._collate_fn,
-                drop_last=self._drop_last,
+                source=source,
                 base_seed=int(self._base_seed),
                 init_fn=loader.worker_init_fn,
                 worker=worker,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import queue
@@ -10,37 +11,39 @@ import selectors
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data._utils import signal_handling
 from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data.dataloader import _DatasetKind, default_collate
+from torch.utils.data.dataloader import _DatasetKind
 
 from fastfeed.collating.collate import stack_into
 from fastfeed.collating.failure import Failure
+from fastfeed.collating.fetch import TorchFetcher, make_fetcher
 from fastfeed.collating.pack import Packed, pack
 from fastfeed.slots.writer import SlotWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
 
-    from fastfeed.collating.collate import Writer
+    from fastfeed.collating.fetch import Fetcher, Source
     from fastfeed.slots.region import Region
+
+
+READY = b"ready"
+"""A worker's first message: it has begun, and nothing of the user's ran in it yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """What a worker is told once, at its start."""
 
-    dataset: Any
-    kind: int
-    auto_collation: bool
-    collate_fn: Callable[..., Any]
-    drop_last: bool
+    source: Source
     base_seed: int
     init_fn: Callable[[int], None] | None
     worker: int
@@ -74,53 +77,6 @@ class Result(NamedTuple):
     """An iterable data set has no more in this worker."""
     busy_s: float
     report: Any
-
-
-class Fetcher(Protocol):
-    """Makes batches in a worker."""
-
-    def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:
-        """Return a batch, None if nothing of it is left; its tensors may lie in `writer`'s."""
-        ...
-
-    def take_report(self) -> Any:
-        """Return what the data set is to be told in the trainer, None if nothing."""
-        ...
-
-
-class TorchFetcher:
-    """Makes batches as torch's workers do: data set items through the collate function."""
-
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
-        self._epoch: int | None = None
-        self.restart()
-
-    def restart(self) -> None:
-        """Begin an epoch: iterable data sets start over."""
-        setup = self._setup
-        self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
-            setup.kind, setup.dataset, setup.auto_collation, setup.collate_fn, setup.drop_last
-        )
-
-    def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:  # noqa: ARG002
-        """Return the batch that torch's worker would return."""
-        if epoch != self._epoch and hasattr(self._setup.dataset, "fastfeed_fetcher"):
-            self._setup.dataset.set_epoch(epoch)
-        self._epoch = epoch
-        return self._fetcher.fetch(indices)
-
-    def take_report(self) -> None:
-        """Return nothing."""
-
-
-def make_fetcher(setup: WorkerSetup) -> Fetcher:
-    """Return the data set's own fetcher if it has one and nothing stands between, else torch's."""
-    own = getattr(setup.dataset, "fastfeed_fetcher", None)
-    if own is not None and setup.auto_collation and setup.collate_fn is default_collate:
-        fetcher: Fetcher = own(threads=setup.threads)
-        return fetcher
-    return TorchFetcher(setup)
 
 
 class _Inbox(threading.Thread):
@@ -178,12 +134,24 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def run_worker(
-    setup: WorkerSetup, pipe: Connection, region: Region, inherited: Iterable[Connection]
-) -> None:
-    """Be a worker until told to stop. `inherited` are ends of pipes that only a fork carried."""
-    for end in inherited:
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What connects a worker with the trainer."""
+
+    pipe: Connection
+    """Jobs come, results go."""
+    life: Connection
+    """Its other end is open as long as the trainer lives."""
+    inherited: Sequence[Connection]
+    """Ends of pipes that only a fork carried here."""
+
+
+def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
+    """Be a worker until told to stop."""
+    for end in ends.inherited:
         end.close()
+    _die_with(ends.life)
+    pipe = ends.pipe
     # Ctrl-C reaches the whole group; the trainer alone answers it and stops the workers. It was
     # blocked from before this process began.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -194,6 +162,9 @@ def run_worker(
     inbox.start()
     writer = SlotWriter(region)
     stack_into(writer)
+    _seed(setup)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        pipe.send_bytes(READY)
     fetcher, failure = _start(setup)
     ended = False
     while (job := inbox.jobs.get()) is not None and not inbox.stopping:
@@ -225,20 +196,39 @@ def _restart(fetcher: Fetcher | None, failure: Failure | None) -> Failure | None
     return None
 
 
-def _start(setup: WorkerSetup) -> tuple[Fetcher | None, Failure | None]:
-    """Seed the generators exactly as torch's worker does, and make the fetcher."""
+def _die_with(life: Connection) -> None:
+    """Have the kernel kill this process when the trainer is gone.
+
+    The inbox sees that too, but only while this process runs Python: not if native code waits for
+    ever and holds the interpreter's lock, as it may on a lock that a fork has copied.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        # Opened anew: what is set of the inherited end is set for all workers, the last one wins.
+        with suppress(OSError):  # no /proc here
+            end = os.open(f"/proc/self/fd/{life.fileno()}", os.O_RDONLY | os.O_NONBLOCK)
+            fcntl.fcntl(end, fcntl.F_SETOWN, os.getpid())
+            fcntl.fcntl(end, fcntl.F_SETSIG, signal.SIGKILL)
+            fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _seed(setup: WorkerSetup) -> None:
+    """Seed the generators exactly as torch's worker does."""
     seed = setup.base_seed + setup.worker
     random.seed(seed)
     torch.manual_seed(seed)
     numbers = torch_worker._generate_state(setup.base_seed, setup.worker)  # type: ignore[no-untyped-call]  # noqa: SLF001
     np.random.seed(numbers)  # noqa: NPY002
     torch_worker._worker_info = torch_worker.WorkerInfo(  # noqa: SLF001
-        id=setup.worker, num_workers=setup.workers, seed=seed, dataset=setup.dataset
+        id=setup.worker, num_workers=setup.workers, seed=seed, dataset=setup.source.dataset
     )
+
+
+def _start(setup: WorkerSetup) -> tuple[Fetcher | None, Failure | None]:
+    """Run the user's init function and make the fetcher."""
     try:
         if setup.init_fn is not None:
             setup.init_fn(setup.worker)
-        return make_fetcher(setup), None
+        return make_fetcher(setup.source, threads=setup.threads), None
     except Exception as error:  # noqa: BLE001 - it is raised in the trainer
         return None, Failure.of(error)
 
@@ -259,7 +249,7 @@ def _work(
         raise
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         writer.begin()
-        if isinstance(error, StopIteration) and setup.kind == _DatasetKind.Iterable:
+        if isinstance(error, StopIteration) and setup.source.kind == _DatasetKind.Iterable:
             return _failed(setup, job, None)._replace(ended=True), []
         return _failed(setup, job, Failure.of(error)), []
     busy_s = time.perf_counter() - started

@@ -8,20 +8,25 @@ asks the workers to stop, then terminates, then kills them; it never waits longe
 from __future__ import annotations
 
 import errno
+import logging
+import math
 import os
 import pickle
 import selectors
 import signal
 import socket
+import threading
 import time
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
+from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
 from fastfeed.slots.lease import Lender
 from fastfeed.slots.region import Region
-from fastfeed.worker import Job, Result, WorkerSetup, run_worker
+from fastfeed.worker import READY, Ends, Job, Result, WorkerSetup, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,37 +34,53 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
+log = logging.getLogger("fastfeed")
+
 LEAST_REGION = 64 << 20
 """A smaller region is not worth having; beyond it batches go through the pipe."""
 # Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
 _GRACE_S, _TERM_S = 1.5, 0.5
 
-_HINTS: dict[int, str] = {
-    signal.SIGKILL: "Mostly the machine or container ran out of memory: use fewer workers or "
-    "smaller batches, and look at the kernel's log",
-    signal.SIGBUS: "Mostly memory that could not be backed: a full /dev/shm, a truncated file that "
-    "is memory-mapped, or a memory limit",
-    signal.SIGSEGV: "Native code of the data set or of a decoder crashed: run with num_workers=0 "
-    "under faulthandler to see where",
-}
+# Seconds after its fork until a worker must have reported, and how many may be forked again. It
+# takes milliseconds, unless the child waits for a lock that was copied closed.
+_REPORT_S, _REPLACEMENTS = 5.0, 5
 
 
 class _Worker:
     """One process with its pipe and its region."""
 
-    def __init__(
-        self, context: BaseContext, setup: WorkerSetup, *, capacity: int, others: Sequence[_Worker]
-    ) -> None:
-        self.region = Region.up_to(capacity, least=LEAST_REGION)
+    def __init__(self, plan: _Plan, setup: WorkerSetup, others: Sequence[Connection]) -> None:
+        self.region = Region.up_to(plan.capacity, least=LEAST_REGION)
         self.lender = Lender(self.region)
         try:
-            self.pipe, theirs = context.Pipe(duplex=True)
+            self.pipe, theirs = plan.context.Pipe(duplex=True)
             with theirs:
-                self.process = self._start(context, setup, theirs, others)
+                # A forked child has copies of our ends; it closes them, so that an end is noticed.
+                inherited = (self.pipe, plan.life[1], *others) if plan.forks else ()
+                ends = Ends(theirs, plan.life[0], inherited)
+                self.process: BaseProcess = plan.context.Process(  # type: ignore[attr-defined]
+                    target=run_worker,
+                    args=(setup, self.region, ends),
+                    daemon=True,
+                    name=f"fastfeed-worker-{setup.worker}",
+                )
+                with _interrupts_blocked(plan.context):
+                    self.process.start()
         finally:
             self.region.close_descriptor()
         self.jobs: dict[tuple[int, int], Any] = {}
         """Index of each job that has no result yet."""
+        self.early: list[bytes] | None = []
+        """What was sent before the worker reported; None once it has."""
+        self.silent_at = time.monotonic() + _REPORT_S if plan.forks else math.inf
+        """When a worker that has not reported counts as silent."""
+
+    def send(self, message: bytes) -> None:
+        """Send a message; to a dead worker it is lost."""
+        if self.early is not None:
+            self.early.append(message)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.pipe.send_bytes(message)
 
     def done(self, result: Result) -> None:
         """Strike off a job, and those after it that an ended worker does not do."""
@@ -68,25 +89,20 @@ class _Worker:
             for job in [job for job in self.jobs if job[0] == result.generation]:
                 del self.jobs[job]
 
-    def _start(
-        self,
-        context: BaseContext,
-        setup: WorkerSetup,
-        theirs: Connection,
-        others: Sequence[_Worker],
-    ) -> BaseProcess:
-        forked = context.get_start_method() == "fork"
-        # A forked child holds copies of our ends; it closes them, so that a closed end is noticed.
-        inherited = [worker.pipe for worker in others] + [self.pipe] if forked else []
-        process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=run_worker,
-            args=(setup, theirs, self.region, inherited),
-            daemon=True,
-            name=f"fastfeed-worker-{setup.worker}",
-        )
-        with _interrupts_blocked(context):
-            process.start()
-        return process
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all workers of a pool are made from."""
+
+    context: BaseContext
+    setups: Sequence[WorkerSetup]
+    capacity: int
+    life: tuple[Connection, Connection]
+    """A pipe nobody writes to: its second end says that the trainer lives."""
+
+    @property
+    def forks(self) -> bool:
+        return self.context.get_start_method() == "fork"
 
 
 class WorkerPool:
@@ -99,12 +115,13 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._closed = False
+        self._life: tuple[Connection, ...] = ()
+        self._replaced = 0
         try:
-            for setup in setups:
-                worker = _Worker(context, setup, capacity=capacity, others=self._workers)
-                self._workers.append(worker)
-                self._selector.register(worker.pipe, selectors.EVENT_READ, setup.worker)
-                self._selector.register(worker.process.sentinel, selectors.EVENT_READ, setup.worker)
+            self._life = life = context.Pipe(duplex=False)
+            self._plan = _Plan(context, setups, capacity, life)
+            for number in range(len(setups)):
+                self._workers.append(self._make(number))
         except BaseException as error:
             self.close(grace_s=_TERM_S)
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
@@ -113,6 +130,13 @@ class WorkerPool:
                     way_out="Raise the limit (`ulimit -n`), or use fewer workers",
                 ) from error
             raise
+
+    def _make(self, number: int) -> _Worker:
+        others = [own.pipe for own in self._workers]
+        worker = _Worker(self._plan, self._plan.setups[number], others)
+        self._selector.register(worker.pipe, selectors.EVENT_READ, number)
+        self._selector.register(worker.process.sentinel, selectors.EVENT_READ, number)
+        return worker
 
     @property
     def closed(self) -> bool:
@@ -134,31 +158,82 @@ class WorkerPool:
         own = self._workers[worker]
         job = Job(generation, number, index, epoch, own.lender.returned())
         message = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
-        with self._whole_messages(), suppress(BrokenPipeError, ConnectionResetError):
-            own.pipe.send_bytes(message)
+        with self._whole_messages():
+            own.send(message)
         if number is not None:
             own.jobs[generation, number] = index
 
     def receive(self, timeout: float | None) -> Iterator[tuple[Result, list[bytes]]]:
         """Yield the results that are there, waiting for the first; none if the time is over."""
         self._must_be_open()
-        ready = {key.data for key, _ in self._selector.select(timeout)}
-        for worker in sorted(ready):
-            own = self._workers[worker]
-            try:
-                with self._whole_messages():
-                    if not own.pipe.poll():  # only its end was signalled
-                        raise EOFError
-                    result: Result = pickle.loads(own.pipe.recv_bytes())
-                    private = [own.pipe.recv_bytes() for _ in range(result.private)]
-            except (EOFError, OSError):  # a message cut short is an OSError
-                raise self._dead(worker) from None
-            own.done(result)
-            yield result, private
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        found = False
+        while not found and (ready := self._wait(until)):
+            for worker in ready:
+                own = self._workers[worker]
+                private: list[bytes] = []
+                try:
+                    with self._whole_messages():
+                        if not own.pipe.poll():  # only its end was signalled
+                            raise EOFError  # noqa: TRY301 - as if the pipe had said it
+                        message = own.pipe.recv_bytes()
+                        if message == READY:
+                            own.early = None
+                            continue
+                        result: Result = pickle.loads(message)
+                        private += [own.pipe.recv_bytes() for _ in range(result.private)]
+                except (EOFError, OSError):  # a message cut short is an OSError
+                    raise self._dead(worker) from None
+                own.done(result)
+                found = True
+                yield result, private
+
+    def _wait(self, until: float) -> list[int]:
+        """Return the workers that have something for us, none if the time is over."""
+        while True:
+            silent_at = min(
+                (own.silent_at for own in self._workers if own.early is not None), default=math.inf
+            )
+            first = min(until, silent_at)
+            events = self._selector.select(
+                None if first == math.inf else max(0.0, first - time.monotonic())
+            )
+            if events or time.monotonic() >= until:
+                return sorted({key.data for key, _ in events})
+            for number, own in enumerate(self._workers):
+                if own.early is not None and own.silent_at <= time.monotonic():
+                    self._replace(number)
+
+    def _replace(self, number: int) -> None:
+        """Fork a worker anew that was silent from the start, and give it the same jobs.
+
+        Another thread of the trainer may hold a lock, of torch's generator for one, while we fork:
+        in the child nobody ever opens it. Nothing of the user's has run there yet.
+        """
+        old = self._workers[number]
+        old.process.kill()
+        if self._replaced == _REPLACEMENTS:
+            raise WorkerError(
+                f"DataLoader worker {number} (pid(s) {old.process.pid}) has not reported in "
+                f"{_REPORT_S:.0f} s, nor have {_REPLACEMENTS} others before it; the start method "
+                f"is fork, and this process has {threading.active_count()} Python threads",
+                way_out="A thread held a lock during the fork: make the iterator before the "
+                "threads, or use multiprocessing_context='forkserver'",
+            )
+        old.process.join(_TERM_S)
+        self._selector.unregister(old.pipe)
+        self._selector.unregister(old.process.sentinel)
+        self._replaced += 1
+        log.warning("DataLoader worker %d was silent after its fork; it is forked again", number)
+        self._workers[number] = new = self._make(number)
+        old.pipe.close()
+        new.jobs = old.jobs
+        for message in old.early or ():
+            new.send(message)
 
     @contextmanager
     def _whole_messages(self) -> Iterator[None]:
-        """End the workers if an interrupt cuts a message: what follows in its pipe means nothing."""
+        """End the workers if an interrupt cuts a message: what follows it in a pipe is nothing."""
         try:
             yield
         except (EOFError, OSError):
@@ -182,22 +257,8 @@ class WorkerPool:
         """Describe how a worker ended and what it had to do."""
         own = self._workers[worker]
         own.process.join(_TERM_S)
-        code = own.process.exitcode
-        hint = "Run with num_workers=0 to see the error where it happens"
-        if code is None:
-            how = "closed its pipe"
-        elif code < 0:
-            how = f"was killed by {_signal_name(-code)}"
-            hint = _HINTS.get(-code, hint)
-        else:
-            how = f"ended with exit code {code}"
-        job = next(iter(own.jobs.items()), None)
-        what = f" while it made batch {job[0][1]} of samples {_short(job[1])}" if job else ""
-        return WorkerError(
-            f"DataLoader worker {worker} (pid(s) {own.process.pid}) exited unexpectedly: it {how}"
-            f"{what}",
-            way_out=hint,
-        )
+        job = next(((number, index) for (_, number), index in own.jobs.items()), None)
+        return death(worker, pid=own.process.pid, exit_code=own.process.exitcode, job=job)
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End all workers; does nothing the second time, nor in a forked copy of the trainer.
@@ -219,6 +280,8 @@ class WorkerPool:
         for own in self._workers:
             if own.process.exitcode is not None:
                 own.process.close()
+        for life in self._life:  # workers die when it closes, so it comes last
+            life.close()
         self._selector.close()
 
 
@@ -260,15 +323,3 @@ def _wait_for(processes: list[BaseProcess], seconds: float) -> None:
             return
         for sentinel in ended:
             left.pop(sentinel).join()  # type: ignore[arg-type]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _short(index: Any) -> str:
-    text = repr(index)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -30,9 +30,7 @@ def writer(monkeypatch):
     monkeypatch.setattr(
         torch_collate, "default_collate_fn_map", dict(torch_collate.default_collate_fn_map)
     )
-    monkeypatch.setattr(
-        torch_worker, "_worker_info", torch_worker.WorkerInfo(0, 1, 0, None)
-    )
+    monkeypatch.setattr(torch_worker, "_worker_info", torch_worker.WorkerInfo(0, 1, 0, None))
     writer = CountingWriter()
     writer.theirs = dict(torch_collate.default_collate_fn_map)
     stack_into(writer)
@@ -82,7 +80,10 @@ KINDS = {
 def test_as_torchs_worker(writer, kind):
     """The same batch or the same type of error, for every kind."""
     batch = KINDS[kind]
-    theirs, ours = outcome(batch, writer.theirs), outcome(batch, torch_collate.default_collate_fn_map)
+    theirs, ours = (
+        outcome(batch, writer.theirs),
+        outcome(batch, torch_collate.default_collate_fn_map),
+    )
     if kind == "differentiable":
         assert theirs is RuntimeError  # torch refuses what its main process does
         return

@@ -7,7 +7,7 @@ import urllib.error
 
 import pytest
 
-from fastfeed.collating.failure import Failure, rebuild
+from fastfeed.collating.failure import Failure, death, rebuild
 from fastfeed.errors import DecodeError, WorkerError
 
 
@@ -134,3 +134,15 @@ def test_fastfeed_errors_cross_whole():
     assert type(found) is DecodeError
     assert (found.shard, found.key, found.field) == ("s.tar", "k", "jpg")
     assert "worker process 1" in found.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"),
+    [(-9, "SIGKILL"), (-34, "SIGRTMIN"), (-999, "signal 999"), (3, "exit code 3"), (None, "pipe")],
+)
+def test_c30_death_in_words(exit_code, words):
+    """Every way to end has its words, with and without a batch."""
+    assert words in str(death(2, pid=7, exit_code=exit_code, job=None))
+    text = str(death(2, pid=7, exit_code=exit_code, job=(4, list(range(1000)))))
+    assert "while it made batch 4 of samples [0, 1, 2" in text
+    assert len(text) < 700

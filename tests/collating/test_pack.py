@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfeed.collating.pack import pack, unpack
@@ -64,11 +64,12 @@ def same(a, b):
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
-        return (
-            (a.dtype, a.shape, a.layout, a.requires_grad)
-            == (b.dtype, b.shape, b.layout, b.requires_grad)
-            and torch.equal(a.to_dense().resolve_conj(), b.to_dense().resolve_conj())
-        )
+        return (a.dtype, a.shape, a.layout, a.requires_grad) == (
+            b.dtype,
+            b.shape,
+            b.layout,
+            b.requires_grad,
+        ) and torch.equal(a.to_dense().resolve_conj(), b.to_dense().resolve_conj())
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict):
@@ -94,7 +95,9 @@ def test_every_dtype_and_shape(wire, dtype, copy):
     """Scalars, vectors, blocks, and tensors of nothing come out as they went in, to the bit."""
     for shape in [(), (1,), (7,), (3, 5, 2), (0,), (4, 0, 3), (1000,)]:
         bits = torch.randint(0, 2, (*shape, dtype.itemsize), dtype=torch.uint8)
-        tensor = bits.view(dtype).reshape(shape) if bits.numel() else torch.empty(shape, dtype=dtype)
+        tensor = (
+            bits.view(dtype).reshape(shape) if bits.numel() else torch.empty(shape, dtype=dtype)
+        )
         found = wire.send(tensor, copy=copy)
         assert (found.dtype, found.shape) == (dtype, tensor.shape)
         assert found.reshape(-1).view(torch.uint8).equal(tensor.reshape(-1).view(torch.uint8))
@@ -236,6 +239,7 @@ TREES = st.recursive(
 )
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(TREES, min_size=1, max_size=6), st.booleans(), st.sampled_from([MIB, 4096]))
 def test_any_tree(trees, copy, capacity):
     """Any trees, all kept: each equals its original, and all memory comes back at the end."""

@@ -81,6 +81,8 @@ def test_c66_masks(kit):
     assert np.array_equal(kit.one(Mask("x", exif="ignore"), data), values)
 
 
+# Pillow warns of what it cannot read; here warnings are errors, and to it an error is no picture.
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 @pytest.mark.parametrize(
     "block",
     [
@@ -102,7 +104,7 @@ def test_c66_broken_blocks(kit, decoders, block):
 
 
 @given(st.binary(max_size=300), st.booleans())
-@example(b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x03\0\0\0", True)  # noqa: FBT003
+@example(b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x03\0\0\0", True)
 def test_the_parser_never_fails(junk, inside):
     """Any bytes give an orientation from 1 to 8."""
     if inside:

@@ -23,7 +23,7 @@ Pair = namedtuple("Pair", "image label")  # noqa: PYI024 - what users write
 def epochs(kind, dataset, *, count=3, seed=7, stop_at=None, own_generator=False, **options):
     """Return the batches of a few epochs, perhaps left early, and the generator's state after."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - what torch's workers seed
+    np.random.seed(seed)
     torch.manual_seed(seed)
     if own_generator:
         options["generator"] = torch.Generator().manual_seed(seed + 1)
@@ -53,9 +53,7 @@ def test_c53_order_and_seeds(draws, same, workers, persistent, stop_at, own_gene
         "stop_at": stop_at,
         "own_generator": own_generator,
     }
-    assert same(
-        epochs(DataLoader, draws(18), **options), epochs(Torchs, draws(18), **options)
-    )
+    assert same(epochs(DataLoader, draws(18), **options), epochs(Torchs, draws(18), **options))
 
 
 class EveryOther(Sampler):
@@ -96,7 +94,10 @@ OPTIONS = {
     "prefetch": {"batch_size": 2, "shuffle": True, "prefetch_factor": 5},
     "init": {"batch_size": 4, "worker_init_fn": shift_seed},
     "collate": {"batch_size": 4, "collate_fn": list},
-    "collate that collates": {"batch_size": 4, "collate_fn": lambda b: [default_collate(b), len(b)]},
+    "collate that collates": {
+        "batch_size": 4,
+        "collate_fn": lambda b: [default_collate(b), len(b)],
+    },
     "more workers than batches": {"batch_size": 10, "num_workers": 3},
     "nothing at all": {"batch_size": 4, "sampler": []},
 }
@@ -128,7 +129,9 @@ def test_many_at_once(items, same):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 3, "drop_last": True}, {"batch_size": None}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 4}, {"batch_size": 3, "drop_last": True}, {"batch_size": None}]
+)
 def test_iterable(stream, same, options, persistent):
     """Iterable data sets whose workers end at different times, epoch after epoch."""
     options |= {"num_workers": 3, "persistent_workers": persistent}
@@ -174,7 +177,7 @@ def test_wrong_arguments(draws, options, error):
 
 
 def test_attributes(draws):
-    """A loader has torch's public attributes with torch's values, and the class torch checks for."""
+    """A loader has torch's public attributes and values, and the class it checks for."""
     ours = DataLoader(draws(9), 2, shuffle=True, num_workers=1)
     theirs = Torchs(draws(9), 2, shuffle=True, num_workers=1)
     assert isinstance(ours, Torchs)
@@ -240,7 +243,9 @@ def test_ragged_batches_raise_as_torch(items):
             kind(items(6, lambda i: torch.rand(3 + (i == 2))), batch_size=2, num_workers=1)
         )
         assert next(batches).shape == (2, 3)
-        with pytest.raises(RuntimeError, match="Caught RuntimeError in DataLoader worker process 0"):
+        with pytest.raises(
+            RuntimeError, match="Caught RuntimeError in DataLoader worker process 0"
+        ):
             next(batches)
         assert next(batches).shape == (2, 3)
         assert next(batches, None) is None

@@ -166,7 +166,7 @@ def test_large_pieces_begin_at_a_page_and_steady_batches_keep_one_extent(region)
         addresses = [a.__array_interface__["data"][0] for a in arrays]
         assert addresses[1] % 4096 == addresses[3] % 4096 == 0
         assert not writer.spilled
-        assert number == 0 or len(writer._taken) == 1
+        assert number < 2 or len(writer._taken) == 1  # the second one learns the gaps
         tensors = lend(lender, writer, arrays)
         del arrays, tensors
         writer.give_back(lender.returned())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -55,9 +56,7 @@ DEATHS = {
 def test_c30_death_is_named_in_time(death, persistent, leak_gauge, capfd):
     """Pid, how it died, its batch and a hint, within five seconds; the other worker is stopped."""
     act, how, hint = DEATHS[death]
-    loader = DataLoader(
-        Deadly(act), batch_size=2, num_workers=2, persistent_workers=persistent
-    )
+    loader = DataLoader(Deadly(act), batch_size=2, num_workers=2, persistent_workers=persistent)
     started = time.monotonic()
     with pytest.raises(WorkerError) as caught:
         list(loader)
@@ -105,7 +104,9 @@ def test_c30_killed_while_it_writes(leak_gauge, monkeypatch):
     monkeypatch.setattr(DataLoader, "region_bytes", lambda *_: 4096)  # all goes through the pipe
     data = Deadly(lambda: None)
     for _ in range(8):
-        loader = DataLoader(data, batch_size=1, num_workers=1, collate_fn=lambda b: b[0].repeat(900))
+        loader = DataLoader(
+            data, batch_size=1, num_workers=1, collate_fn=lambda b: b[0].repeat(900)
+        )
         batches = iter(loader)
         next(batches)
         os.kill(batches._pool._workers[0].process.pid, signal.SIGKILL)
@@ -189,7 +190,7 @@ def test_c32_many_abandoned_iterators(leak_gauge, workers):
 
 
 def test_c32_leaving_does_not_wait_for_queued_batches(leak_gauge):
-    """A worker that is left stops after the batch it is making, not after all that were asked for."""
+    """A worker that is left stops after the batch it is making, not after all asked for."""
     loader = DataLoader(
         Deadly(hang, at=99),
         num_workers=1,
@@ -221,27 +222,46 @@ def test_loader_in_a_thread(leak_gauge):
     del batches, found[:]
 
 
-def test_c35_forks_beside_busy_threads(leak_gauge):
-    """Iterators are made and dropped while other threads allocate, log and lock."""
-    import logging
-
+@pytest.fixture
+def busy_generator(monkeypatch):
+    """A thread that holds the lock of torch's generator nearly all the time, until told to stop."""
+    monkeypatch.setattr("fastfeed.workers._REPORT_S", 0.5)
     stop = threading.Event()
 
-    def busy():
+    def draw():
+        numbers = torch.empty(10_000_000)
         while not stop.is_set():
-            logging.getLogger("busy").debug("x")
-            torch.rand(1000).sum()
+            numbers.uniform_()
 
-    threads = [threading.Thread(target=busy) for _ in range(3)]
-    for thread in threads:
-        thread.start()
+    thread = threading.Thread(target=draw)
+    thread.start()
+    yield stop
+    stop.set()
+    thread.join()
+
+
+def test_c35_worker_deadlocked_by_the_fork_is_forked_again(busy_generator, leak_gauge, caplog):
+    """A child that waits for a lock copied closed is replaced, and no batch is lost or doubled."""
+
+    class Stop(logging.Handler):
+        def emit(self, record):
+            busy_generator.set()
+
+    handler = Stop(logging.WARNING)
+    logging.getLogger("fastfeed").addHandler(handler)
     try:
-        for _ in range(6):
-            assert len(list(DataLoader(Deadly(hang, at=99), batch_size=10, num_workers=2))) == 4
+        batches = list(DataLoader(Deadly(hang, at=99), batch_size=10, num_workers=2))
     finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+        logging.getLogger("fastfeed").removeHandler(handler)
+    assert [int(batch[0, 0]) for batch in batches] == [0, 10, 20, 30]
+    assert "forked again" in caplog.text
+
+
+def test_c35_a_lock_that_never_opens_is_named(busy_generator, monkeypatch):
+    """If every child is silent the error says why, and what to do."""
+    monkeypatch.setattr("fastfeed.workers._REPLACEMENTS", 1)
+    with pytest.raises(WorkerError, match=r"has not reported.*fork.*threads.*forkserver"):
+        list(DataLoader(Deadly(hang, at=99), batch_size=10, num_workers=2))
 
 
 def test_a_fork_of_the_trainer_may_not_use_the_iterator():

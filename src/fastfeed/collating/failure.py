@@ -1,8 +1,9 @@
-"""An exception of a worker as a message, and the exception that the trainer raises for it."""
+"""How a worker failed: its exception as a message and as the trainer raises it; its death."""
 
 from __future__ import annotations
 
 import pickle
+import signal
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -78,3 +79,48 @@ def _carried(failure: Failure) -> FastfeedError | type[Exception] | None:
     if isinstance(carried, FastfeedError):
         return carried
     return carried if isinstance(carried, type) and issubclass(carried, Exception) else None
+
+
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "Mostly the machine or container ran out of memory: use fewer workers or "
+    "smaller batches, and look at the kernel's log",
+    signal.SIGBUS: "Mostly memory that could not be backed: a full /dev/shm, a truncated file that "
+    "is memory-mapped, or a memory limit",
+    signal.SIGSEGV: "Native code of the data set or of a decoder crashed: run with num_workers=0 "
+    "under faulthandler to see where",
+}
+
+
+def death(
+    worker: int, *, pid: int | None, exit_code: int | None, job: tuple[int, Any] | None
+) -> WorkerError:
+    """Return the error for a worker that is no more: how it ended, and which batch it was making.
+
+    `exit_code` is negative for a signal, None if the process still lives without its pipe; `job` is
+    the number and index of the batch.
+    """
+    hint = "Run with num_workers=0 to see the error where it happens"
+    if exit_code is None:
+        how = "closed its pipe"
+    elif exit_code < 0:
+        how = f"was killed by {_signal_name(-exit_code)}"
+        hint = _HINTS.get(-exit_code, hint)
+    else:
+        how = f"ended with exit code {exit_code}"
+    what = f" while it made batch {job[0]} of samples {_short(job[1])}" if job else ""
+    return WorkerError(
+        f"DataLoader worker {worker} (pid(s) {pid}) exited unexpectedly: it {how}{what}",
+        way_out=hint,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _short(index: Any) -> str:
+    text = repr(index)
+    return text if len(text) <= 200 else f"{text[:200]}..."

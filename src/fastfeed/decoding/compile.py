@@ -202,10 +202,24 @@ def _row(output: _Output, fields: Mapping[str, Field]) -> Row | None:
     if isinstance(field, Float):
         return Row((), np.dtype(np.float64))
     if isinstance(field, Array) and field.shape is not None:
-        return Row(field.shape, np.dtype(field.dtype))
+        return Row(field.shape, _numeric(output.name, field))
     if isinstance(field, Image | Mask):
         return _picture_row(output, field, fields)
     return None
+
+
+def _numeric(name: str, field: Array) -> np.dtype[Any]:
+    """Return the type of an array's row, which torch must know."""
+    try:
+        kind = np.dtype(field.dtype)
+    except TypeError:
+        kind = np.dtype(object)
+    if kind.kind not in "biufc":
+        raise OptionError(
+            f"{name!r}: dtype={field.dtype!r} is no type of numbers",
+            way_out='Write for example dtype="float32"',
+        )
+    return kind.newbyteorder("=")
 
 
 def _picture_row(output: _Output, field: Image | Mask, fields: Mapping[str, Field]) -> Row | None:
@@ -240,6 +254,6 @@ def _checked(value: Any, field: Array) -> Any:
         raise DecodeError(
             f"an array of shape {getattr(value, 'shape', None)}, not {field.shape} as declared"
         )
-    if value.dtype != np.dtype(field.dtype):
+    if value.dtype != np.dtype(field.dtype).newbyteorder("="):
         raise DecodeError(f"an array of {value.dtype}, not {field.dtype} as declared")
     return value

@@ -10,7 +10,7 @@ import torch
 
 from fastfeed.decoding import pillow, turbojpeg
 from fastfeed.decoding.exif import jpeg_orientation, stored_box, turn, turn_back
-from fastfeed.decoding.jpeg_header import is_complete, is_jpeg
+from fastfeed.decoding.jpeg_header import check_scans, is_complete, is_jpeg
 from fastfeed.decoding.resize import flip_into, resize_into, resize_nearest
 from fastfeed.errors import DecodeError
 
@@ -129,6 +129,8 @@ def _by_pillow(
     data: memoryview, field: Image | Mask, *, mode: pillow.Mode, wide: bool
 ) -> tuple[NDArray[Any], int]:
     """Return a whole stored picture, and the orientation that is still to be applied."""
+    if is_jpeg(data):
+        check_scans(data)
     picture = pillow.open_picture(data, max_pixels=field.max_pixels)
     stored = jpeg_orientation(data) if is_jpeg(data) else pillow.orientation_of(picture)
     pixels = pillow.decode_picture(picture, mode=mode, wide=wide)
@@ -168,6 +170,7 @@ def _simplejpeg(
 ) -> _Part | None:
     import simplejpeg
 
+    check_scans(data)
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:

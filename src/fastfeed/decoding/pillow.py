@@ -55,7 +55,7 @@ def open_picture(data: memoryview, *, max_pixels: int) -> Image:
     except (pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise DecodeError(
             f"more pixels than Pillow allows: {error}",
-            way_out="If it is meant to be so large, raise PIL.Image.MAX_IMAGE_PIXELS and max_pixels",
+            way_out="If it is meant to be so, raise PIL.Image.MAX_IMAGE_PIXELS and max_pixels",
         ) from error
     except Exception as error:  # a decoder of many formats raises anything on rubbish
         raise DecodeError(_reason(error)) from error
@@ -84,6 +84,11 @@ def decode_picture(picture: Image, *, mode: Mode, wide: bool) -> NDArray[Any]:
     16-bit values are scaled to 8 bits as value / 257, and 8-bit ones to 16 bits as value * 257;
     nothing is clipped.
     """
+    if wide and picture.mode in {"RGB", "RGBA", "LA"} and _is_deep(picture):
+        raise DecodeError(
+            "16-bit colour would be cut to 8 bits",
+            way_out="Ask for dtype='uint8', or store the picture as .npy",
+        )
     try:
         picture.load()
         return _convert(picture, mode=mode, wide=wide)
@@ -111,11 +116,6 @@ def _convert(picture: Image, *, mode: Mode, wide: bool) -> NDArray[Any]:
         if picture.mode not in {"P", "L", "1"}:
             picture = picture.convert("L")
         return np.array(picture, dtype=np.uint8)[..., None]
-    if wide and _bits(picture) > 8:
-        raise DecodeError(
-            "16-bit colour would be cut to 8 bits",
-            way_out="Ask for dtype='uint8', or store the picture as .npy",
-        )
     if picture.mode in {"LA", "PA", "RGBa", "La"} or isinstance(
         picture.info.get("transparency"), bytes
     ):
@@ -125,12 +125,10 @@ def _convert(picture: Image, *, mode: Mode, wide: bool) -> NDArray[Any]:
     return narrow.astype(np.uint16) * 257 if wide else narrow
 
 
-def _bits(picture: Image) -> int:
-    """Return the bits of a channel as stored, as far as Pillow tells."""
-    tiles = getattr(picture, "tile", None)
-    tile = tiles[0] if tiles else None
-    raw = tile.args[0] if tile is not None and isinstance(tile.args, tuple) and tile.args else ""
-    return 16 if ";16" in str(picture.info.get("bitdepth", raw)) else 8
+def _is_deep(picture: Image) -> bool:
+    """Say whether a picture that is not loaded yet stores 16 bits a channel."""
+    tiles = getattr(picture, "tile", None) or [()]
+    return any(";16" in str(part) for part in tiles[0])
 
 
 def _narrow(values: NDArray[Any]) -> NDArray[np.uint8]:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import operator
+import re
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,10 @@ _LONGEST_NUMBER = 400
 _NPY = b"\x93NUMPY"
 # As long as NumPy itself reads a header without being told that it is trusted.
 _LONGEST_HEADER = 10_000
+# Whole numbers as Python 2 wrote them into headers.
+_LONG = re.compile(r"(\d)L\b")
+# Farther than any picture reaches, in pixels.
+_FARTHEST = 1e9
 
 
 def decode_text(data: memoryview) -> str:
@@ -94,7 +99,8 @@ def _decode_npy(data: memoryview) -> NDArray[Any]:
         )
     try:
         flat = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
-        return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
+        array = flat.reshape(shape, order="F" if fortran else "C")
+        return array.astype(dtype.newbyteorder("="))  # torch takes no foreign byte order
     except ValueError as error:  # lengths beyond what NumPy can hold, values of no size
         raise DecodeError(f"no .npy: {shape} of {dtype}: {str(error)[:200]}") from error
 
@@ -109,7 +115,7 @@ def _npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any],
     if length > min(_LONGEST_HEADER, len(data) - start):
         raise DecodeError(f"no .npy: a header of {length:,} bytes")
     try:
-        header = ast.literal_eval(str(data[start : start + length], "utf-8").strip())
+        header = _literal(str(data[start : start + length], "utf-8").strip())
         shape, fortran = tuple(map(operator.index, header["shape"])), bool(header["fortran_order"])
         dtype = np.lib.format.descr_to_dtype(header["descr"])
     except Exception as error:  # Python literals from anywhere fail in many ways
@@ -119,6 +125,13 @@ def _npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any],
     if any(side < 0 for side in shape):
         raise DecodeError(f"no .npy: a shape of {shape}")
     return shape, fortran, dtype, start + length
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except SyntaxError:
+        return ast.literal_eval(_LONG.sub(r"\1", text))
 
 
 def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:
@@ -138,19 +151,23 @@ def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:
 
 
 def decode_coordinates(data: memoryview, columns: int) -> NDArray[np.float32]:
-    """Return [n, columns] float32 of a JSON list of lists, or of an .npy."""
+    """Return [n, columns] float32 of a JSON list of lists, or of an .npy; all finite."""
     value: Any = _decode_npy(data) if bytes(data[:6]) == _NPY else decode_json(data)
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "biuf":
-        raise DecodeError(f"{value.dtype} is no type of coordinates", way_out="Store float32")
     try:
-        array = np.asarray(value, np.float32)
+        array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise DecodeError(f"no list of {columns} numbers each: {str(error)[:200]}") from error
+    if array.dtype.kind not in "iuf":
+        raise DecodeError(
+            f"{array.dtype} is no type of coordinates", way_out="Store lists of numbers, or float32"
+        )
     if array.size == 0:
         return np.zeros((0, columns), np.float32)
     if array.ndim != 2 or array.shape[1] != columns:
         raise DecodeError(f"{columns} numbers each are needed, not the shape {array.shape}")
-    return array
+    if not ((array >= -_FARTHEST) & (array <= _FARTHEST)).all():  # so is NaN
+        raise DecodeError("coordinates that are not finite, or beyond any picture")
+    return array.astype(np.float32)
 
 
 def move_points(points: NDArray[np.float32], window: Window) -> NDArray[np.float32]:

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import OptionError, StorageError
@@ -21,6 +20,7 @@ from fastfeed.shardfile.names import MANIFEST_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -50,7 +50,7 @@ class DatasetFolder:
         try:
             self._made = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            before = {entry.name for entry in os.scandir(self.path)}
+            before = {path.name for path in self.path.iterdir()}
             if before and STATE_NAME not in before and not self._only_ours(before):
                 raise self._occupied()
             self._lock = self._take_lock()
@@ -87,7 +87,7 @@ class DatasetFolder:
 
     def holds_shards(self) -> bool:
         """Say whether any file with a final name is there."""
-        return any(not entry.name.startswith(".") for entry in os.scandir(self.path))
+        return any(not path.name.startswith(".") for path in self.path.iterdir())
 
     def _only_ours(self, names: set[str]) -> bool:
         return all(map(self._temporary.fullmatch, names))
@@ -146,9 +146,9 @@ class DatasetFolder:
         """Remove what a killed run left under temporary names."""
         for folder in (self.path, self.path / ".nv-meta"):
             with suppress(FileNotFoundError):
-                for entry in list(os.scandir(folder)):
-                    if self._temporary.fullmatch(entry.name):
-                        Path(entry.path).unlink(missing_ok=True)
+                for path in folder.iterdir():
+                    if self._temporary.fullmatch(path.name):
+                        path.unlink(missing_ok=True)
 
     def _remove_state(self) -> None:
         (self.path / STATE_NAME).unlink(missing_ok=True)

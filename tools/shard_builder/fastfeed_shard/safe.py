@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import lru_cache
 from urllib.parse import quote
 
 from fastfeed.errors import OptionError
@@ -19,13 +20,19 @@ _KEY = re.compile(r"[!-\[\]-~]+")
 _COMPONENT = re.compile(r"[A-Za-z_][A-Za-z0-9_+-]*")
 _LAST = re.compile(r"[A-Za-z0-9_+-]+")
 _NAME_BYTES = 100
+# Most keys, told at one look: no dots, no hidden parts, no __parts__.
+_PLAIN = re.compile(r"[A-Za-z0-9-][A-Za-z0-9_-]*(?:/[A-Za-z0-9-][A-Za-z0-9_-]*)*")
 
 
 def why_unsafe(key: str, field: str) -> str | None:
     """Say why some reader would misread the member `key.field`; None if none would."""
-    *middle, last = field.split(".")
-    if not (_LAST.fullmatch(last) and all(map(_COMPONENT.fullmatch, middle))):
+    if not _is_field(field):
         return f"{field!r} does not look like a field: is a dot part of the key?"
+    plain = len(key) + len(field) < _NAME_BYTES and _PLAIN.fullmatch(key)
+    return None if plain else _why_unsafe_key(key, field)
+
+
+def _why_unsafe_key(key: str, field: str) -> str | None:
     if not _KEY.fullmatch(key):
         return "the key is not printable ASCII without spaces and backslashes"
     if not is_contained(key):
@@ -39,6 +46,12 @@ def why_unsafe(key: str, field: str) -> str | None:
         except OptionError as error:
             return error.fact
     return None
+
+
+@lru_cache(1024)
+def _is_field(field: str) -> bool:
+    *middle, last = field.split(".")
+    return bool(_LAST.fullmatch(last)) and all(map(_COMPONENT.fullmatch, middle))
 
 
 def split_loosely(base: str) -> tuple[str, str]:

@@ -115,7 +115,9 @@ class _Scan:
         folder, slash, base = name.rpartition("/")
         stem, field = split_loosely(base) if self._rename else split_name(base) or ("", "")
         if not stem or not field:
-            self._skipped["name without an extension"] += 1
+            like_this = base.startswith("__") and "." in base
+            reason = "name like __this__" if like_this else "name without an extension"
+            self._skipped[reason] += 1
             return None
         key, field = f"{folder}{slash}{stem}", field.lower()
         if self._rename:

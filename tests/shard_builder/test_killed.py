@@ -1,0 +1,186 @@
+"""C05: whatever ends a build, no half shard has a final name, and going on gives the same bytes."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from fastfeed_shard.folder import STATE_NAME
+
+SMALL = ("--shard-size", "64KiB", "--quiet")
+
+# At its n-th write, open, rename or removal a process kills itself, or the build that forked it.
+SCRIPT = """
+import os, signal, sys
+victim, at = sys.argv[1], int(sys.argv[2])
+build = os.getpid()
+seen = 0
+def counted(call):
+    def wrapper(*arguments, **options):
+        global seen
+        seen += 1
+        if seen == at:
+            os.kill(build if victim == "build" else os.getpid(), signal.SIGKILL)
+        return call(*arguments, **options)
+    return wrapper
+os.write, os.replace, os.open = map(counted, (os.write, os.replace, os.open))
+from pathlib import Path
+Path.replace, Path.unlink = counted(Path.replace), counted(Path.unlink)
+from fastfeed_shard.main import main
+sys.exit(main(sys.argv[3:]))
+"""
+
+
+@pytest.fixture
+def source(make_tree):
+    """Forty files of 5 to 15 kB in two classes: eight shards."""
+    random_bytes = random.Random(0).randbytes
+    return make_tree(
+        {f"{'ab'[n % 2]}/{n:03d}.bin": random_bytes(5000 + 250 * n) for n in range(40)}
+    )
+
+
+def finals(folder):
+    """The names in a folder that are neither hidden nor temporary."""
+    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+
+
+@pytest.mark.parametrize("attempt", range(10))
+def test_c05_killed_at_any_point(source, tmp_path, built, contents_of, attempt):
+    """After SIGKILL each shard that has its name is whole; --resume completes it byte for byte."""
+    built("build", source, tmp_path / "right", *SMALL)
+    right = contents_of(tmp_path / "right")
+    out = tmp_path / "out"
+    at = random.Random(attempt).randrange(1, 70)
+    command = [sys.executable, "-c", SCRIPT, "self", str(at)]
+    killed = subprocess.run(
+        [*command, "build", source, out, "--jobs", "1", *SMALL],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    there = finals(out) if out.exists() else []
+    for name in there:
+        assert (out / name).read_bytes() == right[name]
+    built("build", source, out, "--resume", *SMALL)
+    assert contents_of(out) == right
+
+
+def test_c05_killed_with_its_workers(source, tmp_path, built, contents_of):
+    """The same with two jobs, of which one is killed: the build says so and can go on."""
+    built("build", source, tmp_path / "right", *SMALL)
+    out = tmp_path / "out"
+    killed = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "self", "25", "build", source, out, "--jobs", "2", *SMALL],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert killed.returncode == 1
+    assert "was killed by SIGKILL while it worked on train-00000" in killed.stderr
+    assert "--resume" in killed.stderr
+    assert not [name for name in os.listdir(out) if name.endswith(".tmp")]
+    built("build", source, out, "--resume", *SMALL)
+    assert contents_of(out) == contents_of(tmp_path / "right")
+
+
+def test_c05_killed_before_its_workers(source, tmp_path, run, contents_of):
+    """A build whose workers outlive it for a moment doesn't disturb the next one."""
+    assert run("build", source, tmp_path / "right", *SMALL)[0] == 0
+    out = tmp_path / "out"
+    killed = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "build", "30", "build", source, out, "--jobs", "2", *SMALL],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    code, _, err = run("build", source, out, "--resume", *SMALL)
+    assert code == 0, err
+    assert contents_of(out) == contents_of(tmp_path / "right")
+
+
+@pytest.fixture
+def half_built(source, tmp_path, run):
+    """A build that failed after its first shards, as if the disk had been full."""
+    out = tmp_path / "out"
+    killed = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "self", "40", "build", source, out, "--jobs", "1", *SMALL],
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert any(name.endswith(".tar") for name in finals(out))
+    return out
+
+
+def test_unfinished_build_is_not_overwritten(source, half_built, run):
+    """Without --resume it is refused, and the message says what to do."""
+    before = finals(half_built)
+    code, _, err = run("build", source, half_built, *SMALL)
+    assert code == 2
+    assert "--resume" in err
+    assert finals(half_built) == before
+
+
+def test_resume_refuses_another_plan(source, half_built, run):
+    """Other options or other files are not mixed into what is there."""
+    code, _, err = run("build", source, half_built, "--resume", "--shard-size", "32KiB")
+    assert code == 2
+    assert "other files or options" in err
+    (source / "a/000.bin").write_bytes(b"changed")
+    assert run("build", source, half_built, "--resume", *SMALL)[0] == 2
+
+
+def test_resume_proves_what_it_keeps(source, half_built, tmp_path, built, contents_of):
+    """A shard damaged after it was finished is written again."""
+    built("build", source, tmp_path / "right", *SMALL)
+    shard = half_built / "train-000000.tar"
+    data = bytearray(shard.read_bytes())
+    data[700] ^= 1
+    shard.write_bytes(data)
+    built("build", source, half_built, "--resume", *SMALL)
+    assert contents_of(half_built) == contents_of(tmp_path / "right")
+
+
+def test_two_builds_at_once(source, half_built, run):
+    """The second is refused while the first one holds the folder."""
+    import fcntl
+    import json
+
+    with (half_built / STATE_NAME).open("r+") as state:
+        plan = json.load(state)
+        state.seek(0)
+        state.write(json.dumps(plan | {"pid": os.getppid()}))
+        state.flush()
+        fcntl.flock(state, fcntl.LOCK_EX)
+        code, _, err = run("build", source, half_built, "--resume", *SMALL)
+    assert code == 2
+    assert f"another process ({os.getppid()})" in err
+
+
+def test_disk_full(source, tmp_path, run, monkeypatch):
+    """The error names the file, and what was finished stays for --resume."""
+    write, total = os.write, 0
+
+    def full(file, data):
+        nonlocal total
+        total += len(data)
+        if total > 150_000:
+            raise OSError(28, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr("fastfeed_shard.packing.os.write", full)
+    code, _, err = run("build", source, tmp_path / "out", "--jobs", 1, *SMALL)
+    assert code == 1
+    assert "No space left on device" in err
+    names = finals(tmp_path / "out")
+    assert "train-000000.tar" in names
+    assert "dataset.json" not in names
+    assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".tmp")]
+    monkeypatch.undo()
+    assert run("build", source, tmp_path / "out", "--resume", *SMALL)[0] == 0

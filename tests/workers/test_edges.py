@@ -1,0 +1,154 @@
+"""Rare moments of a pool: deaths between epochs, cut messages, stopped workers, native code."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import weakref
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from fastfeed.errors import WorkerError
+from fastfeed.loader import DataLoader
+
+
+class Numbers(Dataset):
+    """Forty of them."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return torch.full((100,), index)
+
+
+class Stream(IterableDataset):
+    """The same, one after the other."""
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+class Cut:
+    """A pipe whose next message is interrupted."""
+
+    def __init__(self, pipe):
+        self._pipe = pipe
+
+    def __getattr__(self, name):
+        return getattr(self._pipe, name)
+
+    def recv_bytes(self):
+        """Be cut by Ctrl-C."""
+        raise KeyboardInterrupt
+
+
+def persistent():
+    return DataLoader(Numbers(), batch_size=4, num_workers=2, persistent_workers=True)
+
+
+def check(batches):
+    assert torch.cat(batches)[:, 0].tolist() == list(range(40))
+
+
+def test_c30_worker_killed_between_epochs(leak_gauge):
+    """The epoch that begins with a dead worker says so; the one after has new workers."""
+    loader = persistent()
+    check(list(loader))
+    process = loader._iterator._pool._workers[1].process
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(5)
+    with pytest.raises(WorkerError, match=r"worker 1 .* was killed by SIGKILL"):
+        list(loader)
+    check(list(loader))
+
+
+def test_c38_interrupted_message_ends_the_pool(leak_gauge):
+    """What follows a message that Ctrl-C cut means nothing: the next epoch has new workers."""
+    loader = persistent()
+    batches = iter(loader)
+    pool = batches._pool
+    for worker in pool._workers:
+        worker.pipe = Cut(worker.pipe)
+    with pytest.raises(KeyboardInterrupt):
+        list(batches)
+    assert pool.closed
+    check(list(loader))
+
+
+def test_a_replaced_pool_is_let_go_of():
+    """After a death nothing holds on to the workers that were."""
+    loader = persistent()
+    pool = weakref.ref(iter(loader)._pool)
+    pool().close()
+    check(list(loader))
+    assert pool() is None
+
+
+def test_ended_workers_leave_no_jobs_behind():
+    """Jobs that an iterable data set's worker never does are struck off, epoch after epoch."""
+    loader = DataLoader(
+        Stream(), batch_size=2, num_workers=2, persistent_workers=True, prefetch_factor=8
+    )
+    for _ in range(3):
+        assert len(list(loader)) == 6
+        assert [len(worker.jobs) for worker in loader._iterator._pool._workers] == [0, 0]
+
+
+def test_c32_closing_does_not_wait_for_a_stopped_worker(leak_gauge):
+    """A worker that reads nothing, with its pipe full, is killed in good time."""
+    batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=1))
+    next(batches)
+    worker = batches._pool._workers[0]
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    descriptor = worker.pipe.fileno()
+    os.set_blocking(descriptor, False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(descriptor, bytes(1 << 16))
+    os.set_blocking(descriptor, True)
+    started = time.monotonic()
+    batches._pool.close()
+    assert time.monotonic() - started < 4
+    del worker, batches
+
+
+NATIVE = """
+import ctypes, os, time
+from fastfeed.loader import DataLoader
+
+class Native:
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        print(os.getpid(), flush=True)
+        ctypes.PyDLL(None).sleep(60)  # holds the interpreter's lock
+        return index
+
+for batch in DataLoader(Native(), num_workers=2):
+    pass
+"""
+
+
+def test_c37_workers_inside_native_code_end_with_the_trainer():
+    """Both of two workers that hold their interpreters' locks are gone with a killed trainer."""
+    with subprocess.Popen(
+        [sys.executable, "-c", NATIVE], stdout=subprocess.PIPE, text=True
+    ) as trainer:
+        pids = [int(trainer.stdout.readline()) for _ in range(2)]
+        watches = [os.pidfd_open(pid) for pid in pids]
+        trainer.kill()
+        trainer.wait(10)
+    outlived = []
+    for watch in watches:
+        if not select.select([watch], [], [], 5)[0]:
+            outlived.append(watch)
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
+        os.close(watch)
+    assert not outlived
