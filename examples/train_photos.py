@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastfeed_shard.main import main as fastfeed_shard
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 import fastfeed as ff
 from fastfeed_bench.photos import IMAGENET_LIKE, find_sources, photos
 from fastfeed_bench.windows import draw_window
+from fastfeed_shard.main import main as fastfeed_shard
 
 PHOTOS = 256
 BATCH = 32

@@ -293,7 +293,8 @@ class Feed:
         if self._decoder.channels_last(name):
             return torch.from_numpy(value).movedim(-1, -3)
         try:
-            return torch.from_numpy(value)
+            # torch has no foreign byte order.
+            return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
         except TypeError:  # dtypes that torch does not have stay arrays
             return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -83,10 +84,8 @@ def test_text_and_bytes(kit):
 @example(Array("x"), b"\x93NUMPY")
 def test_rubbish(kit, field, data):
     """Any bytes give a value or a DecodeError."""
-    try:
+    with suppress(DecodeError):
         kit.one(field, data)
-    except DecodeError:
-        pass
 
 
 # JSON
@@ -130,10 +129,10 @@ def test_fortran_order_and_structures(kit):
     assert np.array_equal(kit.one(Array("npy"), npy(columns)), columns)
     records = np.array([(1, 2.5, b"ab")], dtype=[("a", "<i4"), ("b", ">f8"), ("c", "S3")])
     assert kit.one(Array("npy"), npy(records)) == records
-    names = np.array([(1,)], dtype=[("ü", "<i4")])
+    names = np.array([(1,)], dtype=[("π", "<i4")])
     with pytest.warns(UserWarning, match="format 3"):
         data = npy(names)
-    assert kit.one(Array("npy"), data)["ü"] == 1
+    assert kit.one(Array("npy"), data)["π"] == 1
 
 
 def test_no_pickles(kit):

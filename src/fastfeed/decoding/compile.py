@@ -254,6 +254,6 @@ def _checked(value: Any, field: Array) -> Any:
         raise DecodeError(
             f"an array of shape {getattr(value, 'shape', None)}, not {field.shape} as declared"
         )
-    if value.dtype != np.dtype(field.dtype).newbyteorder("="):
+    if value.dtype.newbyteorder("=") != np.dtype(field.dtype).newbyteorder("="):
         raise DecodeError(f"an array of {value.dtype}, not {field.dtype} as declared")
     return value

@@ -132,6 +132,8 @@ def _by_pillow(
     if is_jpeg(data):
         check_scans(data)
     picture = pillow.open_picture(data, max_pixels=field.max_pixels)
+    if wide:
+        pillow.check_depth(picture)
     stored = jpeg_orientation(data) if is_jpeg(data) else pillow.orientation_of(picture)
     pixels = pillow.decode_picture(picture, mode=mode, wide=wide)
     turned = stored != 1 and not is_jpeg(data) and pillow.orientation_of(picture) != stored

@@ -78,17 +78,24 @@ def orientation_of(picture: Image) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
+def check_depth(picture: Image) -> None:
+    """Refuse 16-bit colour, which Pillow would cut to 8 bits; to be asked before anything else.
+
+    Pillow forgets the stored depth when it decodes, and looking for EXIF may make it decode.
+    """
+    if picture.mode in {"RGB", "RGBA", "LA"} and _is_deep(picture):
+        raise DecodeError(
+            "16-bit colour would be cut to 8 bits",
+            way_out="Ask for dtype='uint8', or store the picture as .npy",
+        )
+
+
 def decode_picture(picture: Image, *, mode: Mode, wide: bool) -> NDArray[Any]:
     """Return [height, width, channels] as uint8, or as uint16 with `wide`.
 
     16-bit values are scaled to 8 bits as value / 257, and 8-bit ones to 16 bits as value * 257;
     nothing is clipped.
     """
-    if wide and picture.mode in {"RGB", "RGBA", "LA"} and _is_deep(picture):
-        raise DecodeError(
-            "16-bit colour would be cut to 8 bits",
-            way_out="Ask for dtype='uint8', or store the picture as .npy",
-        )
     try:
         picture.load()
         return _convert(picture, mode=mode, wide=wide)

@@ -99,8 +99,7 @@ def _decode_npy(data: memoryview) -> NDArray[Any]:
         )
     try:
         flat = np.frombuffer(data, dtype, count, start) if count else np.empty(0, dtype)
-        array = flat.reshape(shape, order="F" if fortran else "C")
-        return array.astype(dtype.newbyteorder("="))  # torch takes no foreign byte order
+        return flat.reshape(shape, order="F" if fortran else "C").copy(order="K")
     except ValueError as error:  # lengths beyond what NumPy can hold, values of no size
         raise DecodeError(f"no .npy: {shape} of {dtype}: {str(error)[:200]}") from error
 
@@ -109,13 +108,15 @@ def _npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any],
     """Return shape, Fortran order, type and the place where the values begin."""
     if bytes(data[:6]) != _NPY:
         raise DecodeError("no .npy: it does not begin as one")
-    wide = bytes(data[6:7]) != b"\x01"
+    version = data[6:7].tobytes()
+    wide = version != b"\x01"
     start = 12 if wide else 10
     length = int.from_bytes(data[8:start], "little")
     if length > min(_LONGEST_HEADER, len(data) - start):
         raise DecodeError(f"no .npy: a header of {length:,} bytes")
     try:
-        header = _literal(str(data[start : start + length], "utf-8").strip())
+        text = "utf-8" if version == b"\x03" else "latin-1"
+        header = _literal(str(data[start : start + length], text).strip())
         shape, fortran = tuple(map(operator.index, header["shape"])), bool(header["fortran_order"])
         dtype = np.lib.format.descr_to_dtype(header["descr"])
     except Exception as error:  # Python literals from anywhere fail in many ways

@@ -59,7 +59,7 @@ class SlotWriter:
             gap = 0  # a new extent begins where the piece may
         start = self._next + gap
         self._next = start + size
-        self._used += gap + size
+        self._used += -self._used % alignment_of(size) + size  # as if all lay in one extent
         array = self._region.array(shape, kind, start)
         self._given.append(weakref.ref(array))
         return array

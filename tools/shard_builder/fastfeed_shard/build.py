@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError, WorkerError, located
 from fastfeed.shardfile.manifest import Manifest, load_manifest, save_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
-from fastfeed_shard.folder import DatasetFolder
+from fastfeed_shard.folder import STATE_NAME, DatasetFolder
 from fastfeed_shard.packing import Packed, ShardFile, write_file
 from fastfeed_shard.plan import digest_plan
 from fastfeed_shard.pool import parent_is_gone, run_tasks
@@ -51,9 +52,11 @@ def build_shards(
         return _pack(path, plan.samples[shard.start : shard.stop], parent=parent, sync=sync)
 
     done: dict[int, Packed] = {}
-    for number, packed in run_tasks(work, [shard.name for shard in plan.shards], jobs=jobs):
-        done[number] = packed
-        progress(packed.entry.bytes)
+    # Closed here, so that no process outlives the lock on the folder.
+    with closing(run_tasks(work, [shard.name for shard in plan.shards], jobs=jobs)) as results:
+        for number, packed in results:
+            done[number] = packed
+            progress(packed.entry.bytes)
     return [done[number] for number in sorted(done)]
 
 
@@ -122,7 +125,7 @@ def publish(
 
 def already_built(plan: Plan, dest: Path) -> bool:
     """Say whether `dest` holds, complete, what the plan would make; OptionError if other data."""
-    if not (dest / MANIFEST_NAME).exists():
+    if not (dest / MANIFEST_NAME).exists() or (dest / STATE_NAME).exists():
         return False
     manifest = load_manifest(lambda name: (dest / name).read_bytes(), shard=str(dest))
     there = [(shard.name, shard.bytes, shard.samples) for shard in manifest.shards]

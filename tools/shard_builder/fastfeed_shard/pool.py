@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastfeed.errors import FastfeedError, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
     from typing import Self
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def run_tasks(
     work: Callable[[int], T], labels: Sequence[str], *, jobs: int
-) -> Iterator[tuple[int, T]]:
+) -> Generator[tuple[int, T]]:
     """Call `work` with 0, 1, ... for each label, and yield (number, result) as they come.
 
     With `jobs` above 1 so many processes share the work, and results come in any order. An error in
@@ -56,7 +56,9 @@ class _Crew:
         for _ in range(self._size):
             ours, theirs = context.Pipe()
             inherited = (*self._crew, ours)
-            child = context.Process(target=_serve, args=(self._work, theirs, inherited))
+            child = context.Process(
+                target=_serve, args=(self._work, theirs, inherited), daemon=True
+            )
             child.start()
             theirs.close()
             self._crew[ours] = child

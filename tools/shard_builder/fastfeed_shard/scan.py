@@ -54,6 +54,8 @@ class _Scan:
         if not self._classes:
             return Source([self._sample(key, ()) for key in self._parts], None, self._skipped)
         names = sorted(self._found)
+        if any("\n" in name for name in names):
+            raise OptionError("the name of a class holds a line break", way_out="Rename its folder")
         number = {
             name: DataPart(CLASS_FIELD, str(place).encode()) for place, name in enumerate(names)
         }
@@ -116,8 +118,7 @@ class _Scan:
         stem, field = split_loosely(base) if self._rename else split_name(base) or ("", "")
         if not stem or not field:
             like_this = base.startswith("__") and "." in base
-            reason = "name like __this__" if like_this else "name without an extension"
-            self._skipped[reason] += 1
+            self._skipped["name like __this__" if like_this else "name without an extension"] += 1
             return None
         key, field = f"{folder}{slash}{stem}", field.lower()
         if self._rename:
