@@ -25,7 +25,7 @@ _SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE = 1, 2, 3
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the SplitMix64 hash of each word."""
+    """Return the SplitMix64 hash of each word; different words never have the same one."""
     with np.errstate(over="ignore"):
         words = words + np.uint64(_GOLDEN)
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -59,7 +59,7 @@ class Plan:
         count = len(self.shard_bytes)
         shards = np.arange(count, dtype=np.int64)
         keys = _hash(shards, seed=self.seed, epoch=self.epoch, purpose=_SHARD_ORDER)
-        order = np.argsort(keys, kind="stable")
+        order = np.argsort(keys)
         ends = np.cumsum(self.shard_bytes[order])
         # A shard belongs to the window in which it begins, so a window may exceed its size by
         # less than one shard, and never holds fewer than one.
@@ -73,7 +73,7 @@ class Plan:
                 [np.arange(self.starts[s], self.starts[s + 1], dtype=np.int64) for s in shards]
             )
             keys = _hash(samples, seed=self.seed, epoch=self.epoch, purpose=_SAMPLE_ORDER)
-            yield samples[np.argsort(keys, kind="stable")]
+            yield samples[np.argsort(keys)]
 
 
 def substitute(index: int, *, count: int, seed: int, epoch: int, attempt: int) -> int:
