@@ -184,19 +184,18 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _collect(self) -> None:
         """Take in what has arrived, waiting for something."""
-        got = False
-        for result, private in self._pool.receive(self._timeout or None):
-            got = True
-            if result.generation != self._generation:  # of an epoch that was left early
-                self._give_up(result)
-            elif result.ended:
-                self._active[result.worker] = False
-                self._owners.pop(result.number, None)
-                self._dispatch()
-            else:
-                self._arrived[result.number] = (result, private)
-        if not got:
+        found = self._pool.receive(self._timeout or None)
+        if found is None:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        result, private = found
+        if result.generation != self._generation:  # of an epoch that was left early
+            self._give_up(result)
+        elif result.ended:
+            self._active[result.worker] = False
+            self._owners.pop(result.number, None)
+            self._dispatch()
+        else:
+            self._arrived[result.number] = (result, private)
 
     def _deliver(
         self, result: Result, private: list[bytes], *, samples: int, started: float

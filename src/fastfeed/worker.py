@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
-import queue
 import random
-import selectors
+import select
 import signal
 import threading
 import time
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from fastfeed.collating.fetch import Fetcher, Source
+    from fastfeed.slots.channel import Channel
     from fastfeed.slots.region import Region
 
 
@@ -54,7 +54,7 @@ class WorkerSetup:
 
 
 class Job(NamedTuple):
-    """What the trainer sends: make a batch, begin an epoch (`number` is None), or stop (None)."""
+    """What the trainer sends: make a batch, or begin an epoch (`number` is None)."""
 
     generation: int
     number: int | None
@@ -64,14 +64,13 @@ class Job(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What comes back for each job; `private` pieces of bytes follow it in the pipe."""
+    """What comes back for each job, with the pieces that the region had no room for beside it."""
 
     worker: int
     generation: int
     number: int
     packed: Packed | None
     extents: Sequence[tuple[int, int]]
-    private: int
     failure: Failure | None
     ended: bool
     """An iterable data set has no more in this worker."""
@@ -79,42 +78,24 @@ class Result(NamedTuple):
     report: Any
 
 
-class _Inbox(threading.Thread):
-    """Takes messages off the pipe as they come, and ends the process when the trainer is gone.
+class _Watch(threading.Thread):
+    """Ends the process when the trainer is gone."""
 
-    So the trainer never waits to get rid of a job, even while this worker sends a large batch.
-    """
-
-    def __init__(self, pipe: Connection, trainer: int) -> None:
-        super().__init__(name="fastfeed-inbox", daemon=True)
-        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.stopping = False
-        """Whether to stop without doing the jobs that are still waiting."""
-        self._pipe = pipe
+    def __init__(self, trainer: int) -> None:
+        super().__init__(name="fastfeed-watch", daemon=True)
         self._trainer = trainer
 
     def run(self) -> None:
-        """Move messages; after the last one go on watching the trainer."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._pipe, selectors.EVENT_READ)
-            watch = _open_pid(self._trainer)
-            if watch is not None:
-                selector.register(watch, selectors.EVENT_READ)
-            while True:
-                # Without a descriptor to wait on, look for the trainer every few seconds.
-                ready = {key.fileobj for key, _ in selector.select(2.0 if watch is None else None)}
-                if watch in ready or (watch is None and not _lives(self._trainer)):
-                    os._exit(1)
-                if self._pipe not in ready:
-                    continue
-                try:
-                    job = pickle.loads(self._pipe.recv_bytes())
-                except (EOFError, OSError):
-                    os._exit(1)
-                if job is None:
-                    self.stopping = True
-                    selector.unregister(self._pipe)
-                self.jobs.put(job)
+        """Wait for the end of the trainer."""
+        descriptor = _open_pid(self._trainer)
+        if descriptor is not None:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll()
+        else:  # without a descriptor to wait on, look for the trainer every few seconds
+            while _lives(self._trainer):
+                time.sleep(2.0)
+        os._exit(1)
 
 
 def _open_pid(pid: int) -> int | None:
@@ -138,12 +119,12 @@ def _lives(pid: int) -> bool:
 class Ends:
     """What connects a worker with the trainer."""
 
-    pipe: Connection
+    channel: Channel
     """Jobs come, results go."""
     life: Connection
     """Its other end is open as long as the trainer lives."""
-    inherited: Sequence[Connection]
-    """Ends of pipes that only a fork carried here."""
+    inherited: Sequence[Channel | Connection]
+    """The trainer's own ends, which only a fork carried here."""
 
 
 def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
@@ -151,38 +132,35 @@ def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
     for end in ends.inherited:
         end.close()
     _die_with(ends.life)
-    pipe = ends.pipe
     # Ctrl-C reaches the whole group; the trainer alone answers it and stops the workers. It was
     # blocked from before this process began.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]  # noqa: SLF001
     torch.set_num_threads(1)
-    inbox = _Inbox(pipe, setup.trainer)
-    inbox.start()
+    _Watch(setup.trainer).start()
     writer = SlotWriter(region)
     stack_into(writer)
     _seed(setup)
-    with suppress(BrokenPipeError, ConnectionResetError):
-        pipe.send_bytes(READY)
-    fetcher, failure = _start(setup)
-    ended = False
-    while (job := inbox.jobs.get()) is not None and not inbox.stopping:
-        writer.give_back(job.freed)
-        if job.number is None:
-            ended = False
-            failure = _restart(fetcher, failure)
-        elif not ended:
-            private: list[Any] = []
-            if failure is not None or fetcher is None:
-                result = _failed(setup, job, failure)
-            else:
-                result, private = _work(setup, job, fetcher, writer)
-            ended = result.ended
-            try:
-                _send(pipe, result, private)
-            except (BrokenPipeError, ConnectionResetError):
-                return  # the trainer has closed this worker, or is gone
+    with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has hung up, or is gone
+        ends.channel.send([READY])
+        fetcher, failure = _start(setup)
+        ended = False
+        while (message := ends.channel.wait()) is not None:
+            job = Job(*pickle.loads(message[0]))
+            writer.give_back(job.freed)
+            if job.number is None:
+                ended = False
+                failure = _restart(fetcher, failure)
+            elif not ended:
+                private: list[Any] = []
+                if failure is not None or fetcher is None:
+                    result = _failed(setup, job, failure)
+                else:
+                    result, private = _work(setup, job, fetcher, writer)
+                ended = result.ended
+                pieces = [piece.reshape(-1).view(np.uint8).data for piece in private]
+                ends.channel.send([pickle.dumps(tuple(result), pickle.HIGHEST_PROTOCOL), *pieces])
 
 
 def _restart(fetcher: Fetcher | None, failure: Failure | None) -> Failure | None:
@@ -199,8 +177,8 @@ def _restart(fetcher: Fetcher | None, failure: Failure | None) -> Failure | None
 def _die_with(life: Connection) -> None:
     """Have the kernel kill this process when the trainer is gone.
 
-    The inbox sees that too, but only while this process runs Python: not if native code waits for
-    ever and holds the interpreter's lock, as it may on a lock that a fork has copied.
+    A thread watches for that too, but only while this process runs Python: not if native code waits
+    for ever and holds the interpreter's lock, as it may on a lock that a fork has copied.
     """
     if hasattr(fcntl, "F_SETSIG"):
         # Opened anew: what is set of the inherited end is set for all workers, the last one wins.
@@ -261,7 +239,6 @@ def _work(
             number=job.number or 0,
             packed=packed,
             extents=extents,
-            private=len(private),
             failure=None,
             ended=False,
             busy_s=busy_s,
@@ -273,20 +250,5 @@ def _work(
 
 def _failed(setup: WorkerSetup, job: Job, failure: Failure | None) -> Result:
     return Result(
-        setup.worker,
-        job.generation,
-        job.number or 0,
-        None,
-        (),
-        0,
-        failure,
-        False,
-        0.0,
-        None,
+        setup.worker, job.generation, job.number or 0, None, (), failure, False, 0.0, None
     )
-
-
-def _send(pipe: Connection, result: Result, private: list[Any]) -> None:
-    pipe.send_bytes(pickle.dumps(result, pickle.HIGHEST_PROTOCOL))
-    for piece in private:
-        pipe.send_bytes(piece.reshape(-1).view(np.uint8))

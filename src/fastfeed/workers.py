@@ -14,16 +14,17 @@ import os
 import pickle
 import selectors
 import signal
-import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from collections import deque
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
+from fastfeed.slots.channel import Channel, channels
 from fastfeed.slots.lease import Lender
 from fastfeed.slots.region import Region
 from fastfeed.worker import READY, Ends, Job, Result, WorkerSetup, run_worker
@@ -38,6 +39,7 @@ log = logging.getLogger("fastfeed")
 
 LEAST_REGION = 64 << 20
 """A smaller region is not worth having; beyond it batches go through the pipe."""
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
 _GRACE_S, _TERM_S = 1.5, 0.5
 
@@ -47,16 +49,18 @@ _REPORT_S, _REPLACEMENTS = 5.0, 5
 
 
 class _Worker:
-    """One process with its pipe and its region."""
+    """One process with its channel and its region."""
 
-    def __init__(self, plan: _Plan, setup: WorkerSetup, others: Sequence[Connection]) -> None:
+    def __init__(self, plan: _Plan, setup: WorkerSetup, others: Sequence[Channel]) -> None:
         self.region = Region.up_to(plan.capacity, least=LEAST_REGION)
         self.lender = Lender(self.region)
         try:
-            self.pipe, theirs = plan.context.Pipe(duplex=True)
-            with theirs:
+            self.channel, theirs = channels()
+            with closing(theirs):
                 # A forked child has copies of our ends; it closes them, so that an end is noticed.
-                inherited = (self.pipe, plan.life[1], *others) if plan.forks else ()
+                inherited: tuple[Channel | Connection, ...] = ()
+                if plan.forks:
+                    inherited = (self.channel, plan.life[1], *others)
                 ends = Ends(theirs, plan.life[0], inherited)
                 self.process: BaseProcess = plan.context.Process(  # type: ignore[attr-defined]
                     target=run_worker,
@@ -70,17 +74,16 @@ class _Worker:
             self.region.close_descriptor()
         self.jobs: dict[tuple[int, int], Any] = {}
         """Index of each job that has no result yet."""
-        self.early: list[bytes] | None = []
+        self.early: list[Sequence[bytes]] | None = []
         """What was sent before the worker reported; None once it has."""
         self.silent_at = time.monotonic() + _REPORT_S if plan.forks else math.inf
         """When a worker that has not reported counts as silent."""
 
-    def send(self, message: bytes) -> None:
-        """Send a message; to a dead worker it is lost."""
+    def post(self, message: Sequence[bytes]) -> None:
+        """Send a message without waiting; to a dead worker it is lost."""
         if self.early is not None:
             self.early.append(message)
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.pipe.send_bytes(message)
+        self.channel.post(message)
 
     def done(self, result: Result) -> None:
         """Strike off a job, and those after it that an ended worker does not do."""
@@ -115,6 +118,7 @@ class WorkerPool:
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._closed = False
+        self._results: deque[tuple[Result, list[bytes]]] = deque()
         self._life: tuple[Connection, ...] = ()
         self._replaced = 0
         try:
@@ -132,10 +136,10 @@ class WorkerPool:
             raise
 
     def _make(self, number: int) -> _Worker:
-        others = [own.pipe for own in self._workers]
+        others = [own.channel for own in self._workers]
         worker = _Worker(self._plan, self._plan.setups[number], others)
-        self._selector.register(worker.pipe, selectors.EVENT_READ, number)
-        self._selector.register(worker.process.sentinel, selectors.EVENT_READ, number)
+        self._selector.register(worker.channel, _READ, number)
+        self._selector.register(worker.process.sentinel, _READ, number)
         return worker
 
     @property
@@ -157,39 +161,60 @@ class WorkerPool:
         self._must_be_open()
         own = self._workers[worker]
         job = Job(generation, number, index, epoch, own.lender.returned())
-        message = pickle.dumps(job, pickle.HIGHEST_PROTOCOL)
-        with self._whole_messages():
-            own.send(message)
         if number is not None:
             own.jobs[generation, number] = index
+        message = [pickle.dumps(tuple(job), pickle.HIGHEST_PROTOCOL)]
+        try:
+            own.post(message)
+            if own.channel.crowded:
+                self._selector.modify(own.channel, _READ | _WRITE, worker)
+        except BaseException:
+            self._cut_off()
+            raise
 
-    def receive(self, timeout: float | None) -> Iterator[tuple[Result, list[bytes]]]:
-        """Yield the results that are there, waiting for the first; none if the time is over."""
+    def receive(self, timeout: float | None) -> tuple[Result, list[bytes]] | None:
+        """Return the next result, waiting for it; None if the time is over."""
         self._must_be_open()
         until = math.inf if timeout is None else time.monotonic() + timeout
-        found = False
-        while not found and (ready := self._wait(until)):
-            for worker in ready:
-                own = self._workers[worker]
-                private: list[bytes] = []
-                try:
-                    with self._whole_messages():
-                        if not own.pipe.poll():  # only its end was signalled
-                            raise EOFError  # noqa: TRY301 - as if the pipe had said it
-                        message = own.pipe.recv_bytes()
-                        if message == READY:
-                            own.early = None
-                            continue
-                        result: Result = pickle.loads(message)
-                        private += [own.pipe.recv_bytes() for _ in range(result.private)]
-                except (EOFError, OSError):  # a message cut short is an OSError
-                    raise self._dead(worker) from None
-                own.done(result)
-                found = True
-                yield result, private
+        while not self._results:
+            events = self._wait(until)
+            if not events:
+                return None
+            # What a worker sent before its end is there when the end is seen.
+            ended = {key.data for key, _ in events if isinstance(key.fileobj, int)}
+            ready = sorted({key.data for key, _ in events})
+            empty = [number for number in ready if not self._take_in(number, ended=ended)]
+            dead = [number for number in empty if number in ended]
+            if dead and not self._results:
+                raise self._dead(dead[0])
+        result, private = self._results.popleft()
+        self._workers[result.worker].done(result)
+        return result, private
 
-    def _wait(self, until: float) -> list[int]:
-        """Return the workers that have something for us, none if the time is over."""
+    def _take_in(self, number: int, *, ended: set[int]) -> bool:
+        """Take what a worker sent, and say whether it was anything."""
+        own = self._workers[number]
+        messages: list[list[bytes]] = []
+        try:
+            if own.channel.crowded:
+                own.channel.flush()
+                if not own.channel.crowded:
+                    self._selector.modify(own.channel, _READ, number)
+            messages = own.channel.take()
+        except EOFError:
+            ended.add(number)
+        except BaseException:
+            self._cut_off()
+            raise
+        for first, *private in messages:
+            if first == READY:
+                own.early = None
+            else:
+                self._results.append((Result(*pickle.loads(first)), private))
+        return bool(messages)
+
+    def _wait(self, until: float) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for workers that have something for us; nothing is returned if the time is over."""
         while True:
             silent_at = min(
                 (own.silent_at for own in self._workers if own.early is not None), default=math.inf
@@ -199,7 +224,7 @@ class WorkerPool:
                 None if first == math.inf else max(0.0, first - time.monotonic())
             )
             if events or time.monotonic() >= until:
-                return sorted({key.data for key, _ in events})
+                return events
             for number, own in enumerate(self._workers):
                 if own.early is not None and own.silent_at <= time.monotonic():
                     self._replace(number)
@@ -221,26 +246,19 @@ class WorkerPool:
                 "threads, or use multiprocessing_context='forkserver'",
             )
         old.process.join(_TERM_S)
-        self._selector.unregister(old.pipe)
+        self._selector.unregister(old.channel)
         self._selector.unregister(old.process.sentinel)
         self._replaced += 1
         log.warning("DataLoader worker %d was silent after its fork; it is forked again", number)
         self._workers[number] = new = self._make(number)
-        old.pipe.close()
+        old.channel.close()
         new.jobs = old.jobs
         for message in old.early or ():
-            new.send(message)
+            new.post(message)
 
-    @contextmanager
-    def _whole_messages(self) -> Iterator[None]:
-        """End the workers if an interrupt cuts a message: what follows it in a pipe is nothing."""
-        try:
-            yield
-        except (EOFError, OSError):
-            raise
-        except BaseException:
-            self.close(grace_s=_TERM_S)
-            raise
+    def _cut_off(self) -> None:
+        """End the workers: an interrupt has cut a message, and what follows it means nothing."""
+        self.close(grace_s=_TERM_S)
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -269,7 +287,7 @@ class WorkerPool:
             return
         self._closed = True
         for own in self._workers:
-            _hang_up(own.pipe)
+            own.channel.hang_up()
             own.lender.close()
         for seconds, end in ((grace_s, None), (_TERM_S, "terminate"), (_TERM_S, "kill")):
             living = [own.process for own in self._workers if own.process.exitcode is None]
@@ -297,21 +315,6 @@ def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _hang_up(pipe: Connection) -> None:
-    """Say goodbye and end the connection for every process that holds a copy of its end.
-
-    A worker that was about to send notices at once, even if some other fork kept our end open.
-    """
-    os.set_blocking(pipe.fileno(), False)  # it may be stopped, with its side of the pipe full
-    with suppress(OSError):
-        pipe.send_bytes(pickle.dumps(None))
-    connection = socket.socket(fileno=pipe.fileno())
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.detach()
-    pipe.close()
 
 
 def _wait_for(processes: list[BaseProcess], seconds: float) -> None:

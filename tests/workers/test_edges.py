@@ -36,15 +36,15 @@ class Stream(IterableDataset):
 
 
 class Cut:
-    """A pipe whose next message is interrupted."""
+    """A channel whose next message is interrupted."""
 
-    def __init__(self, pipe):
-        self._pipe = pipe
+    def __init__(self, channel):
+        self._channel = channel
 
     def __getattr__(self, name):
-        return getattr(self._pipe, name)
+        return getattr(self._channel, name)
 
-    def recv_bytes(self):
+    def take(self):
         """Be cut by Ctrl-C."""
         raise KeyboardInterrupt
 
@@ -75,7 +75,7 @@ def test_c38_interrupted_message_ends_the_pool(leak_gauge):
     batches = iter(loader)
     pool = batches._pool
     for worker in pool._workers:
-        worker.pipe = Cut(worker.pipe)
+        worker.channel = Cut(worker.channel)
     with pytest.raises(KeyboardInterrupt):
         list(batches)
     assert pool.closed
@@ -102,12 +102,12 @@ def test_ended_workers_leave_no_jobs_behind():
 
 
 def test_c32_closing_does_not_wait_for_a_stopped_worker(leak_gauge):
-    """A worker that reads nothing, with its pipe full, is killed in good time."""
+    """A worker that reads nothing, with its channel full, is killed in good time."""
     batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=1))
     next(batches)
     worker = batches._pool._workers[0]
     os.kill(worker.process.pid, signal.SIGSTOP)
-    descriptor = worker.pipe.fileno()
+    descriptor = worker.channel.fileno()
     os.set_blocking(descriptor, False)
     with pytest.raises(BlockingIOError):
         while True:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from fastfeed.slots.lease import Lease
     from fastfeed.slots.writer import SlotWriter
 
-# A tree larger than this goes through shared memory too, so that messages fit a pipe's buffer.
-_INLINE = 2048
+# A tree larger than this goes through shared memory too; a smaller one is cheaper in the message,
+# and a few of those fit the channel's buffer.
+_INLINE = 32 << 10
 # Older torch can name the axes of a tensor, and refuses to pickle such a one.
 _has_names: Callable[[torch.Tensor], bool] = getattr(torch.Tensor, "has_names", lambda _: False)
 # An array of fewer bytes than this is cheaper inside the tree.
@@ -234,6 +235,8 @@ def unpack(packed: Packed, private: Sequence[bytes], lease: Lease, *, copy: bool
         if not isinstance(tree, bytes):
             place, size = tree
             tree = private[-1 - place] if place < 0 else memory_at(place, size).tobytes()
+        if not leaves:
+            return pickle.loads(tree)
         return _Unpacker(io.BytesIO(tree), leaves).load()
     finally:
         lease.seal()
