@@ -60,12 +60,14 @@ def test_c70_progressive(kit, decoders, name, size):
     assert np.abs(out - by_pillow(kit, data)).max() <= 8
 
 
-@pytest.mark.parametrize("progressive", [False, True])
-@pytest.mark.parametrize("name", SUBSAMPLINGS)
+@pytest.mark.parametrize(
+    ("name", "progressive"),
+    # Pillow writes progressive files in the usual subsamplings only.
+    [(name, False) for name in SUBSAMPLINGS]
+    + [(name, True) for name in SUBSAMPLINGS if name not in {"440", "411"}],
+)
 def test_regions_are_exact(kit, name, progressive):
     """A region decoded alone has the very pixels of the whole picture, wherever it lies."""
-    if progressive and name in {"440", "411"}:
-        pytest.skip("Pillow writes no such file")
     height, width = 131, 203
     data = np.frombuffer(written(kit, height, width, name, progressive=progressive), np.uint8)
 

@@ -101,7 +101,7 @@ def test_a_bad_file_does_not_spoil_the_next(kit, large_data, photos):
 
     libjpeg-turbo is asked itself: another decoder would step in, and only the speed be lost.
     """
-    if turbojpeg.library() is None:
+    if turbojpeg.shared_library() is None:
         pytest.skip("libturbojpeg is not installed")
     good = np.frombuffer(photos[0].read_bytes(), np.uint8)
 

@@ -145,7 +145,7 @@ def _by_pillow(
 def _turbojpeg(
     data: memoryview, field: Image, window_of: Callable[[int, int], Window]
 ) -> _Part | None:
-    if turbojpeg.library() is None:
+    if turbojpeg.shared_library() is None:
         return None
     header = turbojpeg.read_header(np.frombuffer(data, np.uint8))
     if header is None:

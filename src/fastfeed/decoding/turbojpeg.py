@@ -69,7 +69,7 @@ def _candidates() -> Iterator[str]:
 
 
 @cache
-def library() -> Any | None:
+def shared_library() -> Any | None:
     """Return libturbojpeg 3, or None if there is none here."""
     for path in _candidates():
         try:
@@ -116,7 +116,7 @@ _own = threading.local()
 def _handle() -> _Handle:
     handle: _Handle | None = getattr(_own, "handle", None)
     if handle is None:
-        handle = _own.handle = _Handle(library())
+        handle = _own.handle = _Handle(shared_library())
     return handle
 
 
