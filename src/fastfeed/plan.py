@@ -2,8 +2,10 @@
 
 Shards are shuffled, laid into windows, and samples are shuffled inside their window: reads stay
 within a few shards at a time while a batch draws from all shards of its window. The random numbers
-are our own hash of the sample's index (SplitMix64), so that an order can be repeated on any
-platform and with any version of numpy.
+are our own (SplitMix64), so that an order can be repeated on any platform and with any version of
+numpy. The shuffle of a window is computed place by place (a Feistel network walked until it stays
+inside the window), so it costs no memory and the first batch waits for no sorting, however many
+samples there are.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 0xFFFFFFFFFFFFFFFF
 # What a hash is for; samples and shards of one epoch never share random numbers.
 _SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE = 1, 2, 3
+# Turns of the network that shuffles: four are enough to look random, six are sure.
+_ROUNDS = 6
+# Samples whose order is computed at a time.
+_PIECE = 8192
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -31,6 +37,23 @@ def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return words ^ (words >> np.uint64(31))
+
+
+def permute(places: NDArray[np.int64], count: int, *, key: np.uint64) -> NDArray[np.int64]:
+    """Return where each of `places` goes in the permutation of `range(count)` that `key` names."""
+    # Two halves of a number of at least 8 bits; small ranges are walked more often, not less mixed.
+    half = np.uint64(max(4, (max(1, count - 1).bit_length() + 1) // 2))
+    low = (np.uint64(1) << half) - np.uint64(1)
+    keys = [mix(np.array([key], np.uint64) ^ np.uint64(turn)) for turn in range(_ROUNDS)]
+    found = places.astype(np.uint64)
+    outside = np.arange(len(found))
+    while len(outside):
+        left, right = found[outside] >> half, found[outside] & low
+        for turn in keys:
+            left, right = right, left ^ (mix(right ^ turn) & low)
+        found[outside] = (left << half) | right
+        outside = outside[found[outside] >= count]
+    return found.astype(np.int64)
 
 
 def _hash(words: NDArray[np.int64], *, seed: int, epoch: int, purpose: int) -> NDArray[np.uint64]:
@@ -66,14 +89,19 @@ class Plan:
         number = (ends - self.shard_bytes[order]) // self.window_bytes
         return np.split(order, np.flatnonzero(np.diff(number)) + 1) if count else []
 
-    def orders(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the sample indices of each window, shuffled."""
-        for shards in self.windows():
-            samples = np.concatenate(
-                [np.arange(self.starts[s], self.starts[s + 1], dtype=np.int64) for s in shards]
-            )
-            keys = _hash(samples, seed=self.seed, epoch=self.epoch, purpose=_SAMPLE_ORDER)
-            yield samples[np.argsort(keys)]
+    def order(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the sample indices of the epoch in pieces, each of one window."""
+        counts = np.diff(self.starts)
+        for number, shards in enumerate(self.windows()):
+            ends = np.cumsum(counts[shards])
+            count = int(ends[-1])
+            name = np.array([number], np.int64)
+            key = _hash(name, seed=self.seed, epoch=self.epoch, purpose=_SAMPLE_ORDER)[0]
+            for first in range(0, count, _PIECE):
+                places = np.arange(first, min(first + _PIECE, count), dtype=np.int64)
+                places = permute(places, count, key=key)
+                held = np.searchsorted(ends, places, side="right")
+                yield self.starts[shards[held] + 1] - ends[held] + places
 
 
 def substitute(index: int, *, count: int, seed: int, epoch: int, attempt: int) -> int:

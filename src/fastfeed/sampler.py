@@ -95,7 +95,7 @@ class ShardSampler(DistributedSampler[int]):
 
     def _windows(self, epoch: int) -> Iterator[NDArray[np.int64]]:
         if self.shuffle:
-            yield from self._planned.plan(epoch).orders()
+            yield from self._planned.plan(epoch).order()
             return
         for first in range(0, len(self._planned), _CHUNK):
             yield np.arange(first, min(first + _CHUNK, len(self._planned)), dtype=np.int64)

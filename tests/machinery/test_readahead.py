@@ -31,7 +31,7 @@ def test_each_shard_is_asked_for_once_before_its_window(workers):
 
     ahead = [ReadAhead(shards, plan, worker=w, workers=workers) for w in range(workers)]
     windows = plan(0).windows()
-    for number, order in enumerate(plan(0).orders()):
+    for number, order in enumerate(plan(0).order()):
         for one in ahead:
             for _ in range(3):
                 one.follow(order[:4], 0)
@@ -40,5 +40,5 @@ def test_each_shard_is_asked_for_once_before_its_window(workers):
     shards.asked.clear()
     for one in ahead:
         for _ in range(3):
-            one.follow(next(plan(1).orders()), 1)
+            one.follow(next(plan(1).order()), 1)
     assert sorted(shards.asked) == sorted(np.concatenate(plan(1).windows()[:2]).tolist())

@@ -170,10 +170,13 @@ class ShardSet:
         opened = self._open.get(number)
         if opened is None:
             opened = self._open.setdefault(number, self._open_now(self._names[number]))
-            for idle in sorted(self._open.copy(), key=self._last_use)[: -self._max_open]:
-                # Whoever still reads from it holds it open.
-                self._open.pop(idle, None)
-                self._used.pop(idle, None)
+            if len(self._open) > self._max_open:
+                # One in eight at a time, so that sorting them costs little for each.
+                idle = sorted(self._open.copy(), key=self._last_use)
+                for shard in idle[: len(idle) - self._max_open + self._max_open // 8]:
+                    # Whoever still reads from it holds it open.
+                    self._open.pop(shard, None)
+                    self._used.pop(shard, None)
         return opened
 
     def _last_use(self, number: int) -> int:
