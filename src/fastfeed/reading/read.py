@@ -107,6 +107,7 @@ def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) 
         opened = shards.open(shard)
         here = rows[samples]
         cells = _cells(opened, here, fields)
+        opened.index.let_pages_go()
         present = cells[..., _HEADER] != MISSING
         _check_bounds(shards, shard, here, cells=cells, present=present, fields=fields)
         wanted = cells[present].view(np.int64)

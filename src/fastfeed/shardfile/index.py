@@ -8,6 +8,7 @@ the file and are data like everything else in it.
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import struct
 from array import array
@@ -41,6 +42,8 @@ _HEADER_LIMIT = 256 << 10
 # Many fields that few samples have are a sign of dots in keys; as a table they would also take
 # memory without bound.
 _FIELD_LIMIT, _SPREAD = 1024, 64
+# Indexes up to this size may stay mapped whole.
+_LARGE = 8 << 20
 # Magic, bytes of the shard, samples, xxh3_64 of all bytes of the index before the trailer.
 _TRAILER = struct.Struct("<8sQQQ")
 _MAGIC = b"ffindex1"
@@ -62,6 +65,8 @@ class ShardIndex:
     """Size of the shard that the index was made from."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Members that belong to no sample, counted by reason; known only to whoever grouped them."""
+    map: mmap.mmap | None = None
+    """The file that `rows` lie in, if they were not made in memory."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -71,6 +76,15 @@ class ShardIndex:
         """The rows as numbers: uint64 [samples, fields, 4], columns as in `CELL`."""
         shape = (len(self.rows), len(self.fields), _WIDTH)
         return self.rows.view("<u8").reshape(shape) if self.fields else np.zeros(shape, "<u8")
+
+    def let_pages_go(self) -> None:
+        """Give up the pages of a large index that were looked at; the kernel's cache keeps them.
+
+        Each row that is looked up maps 64 KiB around it, and samples come in random order: without
+        this every worker would end up with the whole file as memory of its own.
+        """
+        if self.map is not None and self.rows.nbytes > _LARGE and hasattr(mmap, "MADV_DONTNEED"):
+            self.map.madvise(mmap.MADV_DONTNEED)
 
     def counts(self) -> dict[str, int]:
         """Return for each field how many samples have it."""
@@ -125,7 +139,7 @@ def load_index(path: str | PathLike[str], *, verify: bool = False) -> ShardIndex
         raise _damaged(path, f"{length:,} bytes are not what {samples:,} samples take")
     if verify and not intact:
         raise _damaged(path, "its checksum is wrong")
-    return ShardIndex(tuple(fields), rows.view(np.ndarray), shard_bytes)
+    return ShardIndex(tuple(fields), rows.view(np.ndarray), shard_bytes, map=rows._mmap)  # noqa: SLF001
 
 
 def _digest(file: BinaryIO, length: int) -> int:
