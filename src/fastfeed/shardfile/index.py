@@ -139,7 +139,9 @@ def load_index(path: str | PathLike[str], *, verify: bool = False) -> ShardIndex
         raise _damaged(path, f"{length:,} bytes are not what {samples:,} samples take")
     if verify and not intact:
         raise _damaged(path, "its checksum is wrong")
-    return ShardIndex(tuple(fields), rows.view(np.ndarray), shard_bytes, map=rows._mmap)  # noqa: SLF001
+    return ShardIndex(
+        tuple(fields), rows.view(np.ndarray), shard_bytes, map=getattr(rows, "_mmap", None)
+    )
 
 
 def _digest(file: BinaryIO, length: int) -> int:
