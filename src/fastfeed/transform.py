@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from fastfeed.errors import OptionError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -38,13 +40,22 @@ class Transform:
         """Return what the function makes of a sample."""
         entropy = np.random.SeedSequence([word & 0xFFFFFFFFFFFFFFFF for word in draw])
         if self.takes_generator:
-            return self.function(sample, generator=np.random.Generator(np.random.PCG64(entropy)))
+            generator = np.random.Generator(np.random.PCG64(entropy))
+            return self._made(self.function(sample, generator=generator), draw)
         words = entropy.generate_state(3).tolist()
         with _GLOBAL_GENERATORS, _restored():
             random.seed(words[0])
             np.random.seed(words[1])  # noqa: NPY002 - the user's function may use the global one
             torch.default_generator.manual_seed(words[2])
-            return self.function(sample)
+            return self._made(self.function(sample), draw)
+
+    def _made(self, result: dict[str, Any] | None, draw: tuple[int, int, int]) -> dict[str, Any]:
+        if result is None:
+            raise OptionError(
+                f"transform= returned None for sample {draw[2]}",
+                way_out="End the function with `return sample`",
+            )
+        return result
 
 
 @contextmanager

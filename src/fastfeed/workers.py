@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
 from fastfeed.slots.channel import Channel, channels
+from fastfeed.slots.forks import our_fork
 from fastfeed.slots.lease import Lender
 from fastfeed.slots.region import Region
 from fastfeed.worker import READY, Ends, Job, Result, WorkerSetup, run_worker
@@ -68,7 +69,7 @@ class _Worker:
                     daemon=True,
                     name=f"fastfeed-worker-{setup.worker}",
                 )
-                with _interrupts_blocked(plan.context):
+                with _interrupts_blocked(plan.context), our_fork():
                     self.process.start()
         finally:
             self.region.close_descriptor()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import select
 import signal
@@ -16,6 +17,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fastfeed.errors import WorkerError
 from fastfeed.loader import DataLoader
+from fastfeed.slots.lease import Lender
+from fastfeed.slots.region import Region
 
 
 class Numbers(Dataset):
@@ -152,3 +155,53 @@ def test_c37_workers_inside_native_code_end_with_the_trainer():
             signal.pidfd_send_signal(watch, signal.SIGKILL)
         os.close(watch)
     assert not outlived
+
+
+def test_c49_a_forked_child_keeps_its_batch(leak_gauge):
+    """A batch handed to a forked process stays as it was until that process ends."""
+    fork = multiprocessing.get_context("fork")
+    go, seen = fork.Event(), fork.SimpleQueue()
+
+    def look(batch):
+        go.wait(30)
+        seen.put(batch.tolist())
+
+    children, expected = [], []
+    loader = DataLoader(list(range(400)), batch_size=4, num_workers=1)
+    for number, batch in enumerate(loader):
+        if number in {1, 5}:
+            expected.append(batch.tolist())
+            child = fork.Process(target=look, args=(batch,))
+            child.start()
+            children.append(child)
+    go.set()
+    found = sorted(seen.get() for _ in children)
+    for child in children:
+        child.join()
+        child.close()
+    seen.close()
+    assert found == sorted(expected)
+
+
+def test_memory_comes_back_when_a_fork_has_ended():
+    """What a fork held is lent again once the fork is gone, so forks cost no memory for long."""
+    region = Region(1 << 20)
+    lender = Lender(region)
+    lease = lender.open([(0, 4096)])
+    array = lease.array((16,), "u1", 0)
+    lease.seal()
+    hold, release = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(release)
+        os.read(hold, 1)
+        os._exit(0)
+    os.close(hold)
+    del array
+    assert lender.returned() == []
+    assert lender.lends()
+    os.close(release)
+    os.waitpid(child, 0)
+    assert lender.returned() == [[(0, 4096)]]
+    assert not lender.lends()
+    region.close_descriptor()

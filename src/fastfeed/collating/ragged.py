@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ragged(Sequence["torch.Tensor"]):
+class Ragged:
     """A sequence of one-dimensional uint8 tensors that are views of one buffer.
+
+    It is no `Sequence` to Python: torch would pin such a thing item by item into a list.
 
     Item i is `data[starts[i] : starts[i] + sizes[i]]`; nothing is copied, and bytes of `data`
     between items (headers and padding of the shard) belong to none.
@@ -28,6 +31,9 @@ class Ragged(Sequence["torch.Tensor"]):
     def __len__(self) -> int:
         return self.starts.shape[0]
 
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self[i] for i in range(len(self)))
+
     @overload
     def __getitem__(self, index: int) -> torch.Tensor: ...
     @overload
@@ -35,8 +41,14 @@ class Ragged(Sequence["torch.Tensor"]):
     def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"item {index} of {len(self)}")
         start = int(self.starts[index])
         return self.data[start : start + int(self.sizes[index])]
+
+    def pin_memory(self) -> Ragged:
+        """Return a copy in pinned memory; torch's loader asks for it."""
+        return Ragged(self.data.pin_memory(), self.starts, self.sizes)
 
     def tobytes(self, index: int) -> bytes:
         """Return a copy of one item as bytes."""

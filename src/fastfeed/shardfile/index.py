@@ -50,7 +50,15 @@ _MAGIC = b"ffindex1"
 _WAY_OUT = "Run `fastfeed-shard index` on the shard to make it anew"
 _REPACK = "Pack the shard again with its members sorted by name (fastfeed-shard build)"
 # What numpy and struct raise for a file that is no array, or is cut.
-_JUNK = (ValueError, TypeError, OverflowError, MemoryError, RecursionError, struct.error)
+_JUNK = (
+    SyntaxError,
+    ValueError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    RecursionError,
+    struct.error,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,8 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from fastfeed.slots import forks
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,11 +38,12 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
 class Lease:
     """The extents of one batch, lent as long as an array over them lives."""
 
-    __slots__ = ("_lender", "_living", "_watches", "extents", "state")
+    __slots__ = ("_lender", "_living", "_watches", "extents", "moment", "state")
 
     def __init__(self, lender: Lender, extents: Sequence[tuple[int, int]]) -> None:
         self._lender = lender
         self.extents = extents
+        self.moment = forks.moment()
         self.state = State.OPEN
         self._watches: list[_Watch] = []
         self._living = 0
@@ -98,6 +101,14 @@ class Lender:
         self.died: deque[_Watch] = deque()
         self._lent: set[Lease] = set()
         self._free: list[Sequence[tuple[int, int]]] = []
+        self._held: list[Lease] = []
+        """Over here, but a fork may still read them."""
+        self.witnesses: deque[forks.Witness] = deque()
+        forks.watch(self)
+
+    def lends(self) -> bool:
+        """Say whether any batch is lent, or held for a fork; any thread may ask."""
+        return bool(self._lent or self._held)
 
     def open(self, extents: Sequence[tuple[int, int]]) -> Lease:
         """Return a lease over a batch's extents."""
@@ -109,7 +120,9 @@ class Lender:
         """Take the extents of a lease back if it is over."""
         if lease.end() and lease in self._lent:
             self._lent.remove(lease)
-            if lease.extents:
+            if lease.extents and self._is_shared(lease):
+                self._held.append(lease)
+            elif lease.extents:
                 self._free.append(lease.extents)
 
     @property
@@ -121,14 +134,30 @@ class Lender:
     def returned(self) -> list[Sequence[tuple[int, int]]]:
         """Return the extents of each batch that ended since the last call."""
         self._bury()
+        for witness in list(self.witnesses):  # another thread may be adding one
+            if witness.gone():
+                self.witnesses.remove(witness)
+        if self._held:
+            held, self._held = self._held, []
+            for lease in held:
+                if self._is_shared(lease):
+                    self._held.append(lease)
+                else:
+                    self._free.append(lease.extents)
         free, self._free = self._free, []
         return free
+
+    def _is_shared(self, lease: Lease) -> bool:
+        """Say whether a fork that still lives was made while the lease was lent."""
+        return any(one.moment > lease.moment and not one.gone() for one in list(self.witnesses))
 
     def close(self) -> None:
         """Forget what is lent, for the worker is gone; living arrays keep their memory mapped."""
         for lease in self._lent:
             lease.drop_watches()
         self._lent.clear()
+        self._held.clear()
+        self.witnesses.clear()
         self.died.clear()
 
     def _bury(self) -> None:
