@@ -29,19 +29,32 @@ def find_index(shard: str, storage: Storage, *, cache: Path | None) -> ShardInde
 
     It lies beside the shard; failing that in `cache`, under a name made of the shard's path, size
     and time. If it is in neither place it is made, without checksums, and written to the first of
-    them that can be written to. Raises IndexMismatchError if the index is of another file, and
+    them that can be written to. One without checksums is made anew if the shard has changed since,
+    for nothing else would show it. Raises IndexMismatchError if the index is of another file, and
     StorageError if it can be kept nowhere.
     """
     beside = local_path(index_name(shard))
-    if not Path(beside).exists():
-        cached = None if cache is None else cache / _cached_name(shard, storage.size)
-        if cached is None or not cached.exists():
-            beside = _make(shard, storage, beside=beside, cached=cached)
-        else:
-            beside = str(cached)
-    index = load_index(beside)
+    cached = None if cache is None else cache / _cached_name(shard, storage.size)
+    for path in (beside, cached):
+        if path is None or not Path(path).exists():
+            continue
+        index = load_index(path)
+        if not index.has_checksums:
+            if _is_older(path, shard):
+                continue
+            index = load_index(path, verify=True)  # what it says is not compared with anything else
+        check_fit(index, storage, shard=shard)
+        return index
+    index = load_index(_make(shard, storage, beside=beside, cached=cached))
     check_fit(index, storage, shard=shard)
     return index
+
+
+def _is_older(index: str | Path, shard: str) -> bool:
+    try:
+        return os.stat(index).st_mtime_ns < os.stat(local_path(shard)).st_mtime_ns  # noqa: PTH116
+    except OSError as error:
+        raise StorageError(f"cannot open {shard!r}: {error.strerror}") from error
 
 
 def check_fit(index: ShardIndex, storage: Storage, *, shard: str) -> None:
@@ -91,7 +104,12 @@ def _make(shard: str, storage: Storage, *, beside: str, cached: Path | None) -> 
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot make {str(cached.parent)!r}: {error.strerror}") from error
+        raise StorageError(
+            f"the shard has no index, and no place for one: cannot make {str(cached.parent)!r}: "
+            f"{error.strerror}",
+            shard=shard,
+            way_out="Let its folder or the cache folder (XDG_CACHE_HOME) be written to",
+        ) from error
     write_whole(cached, content)
     return str(cached)
 

@@ -85,6 +85,11 @@ class ShardIndex:
         shape = (len(self.rows), len(self.fields), _WIDTH)
         return self.rows.view("<u8").reshape(shape) if self.fields else np.zeros(shape, "<u8")
 
+    @property
+    def has_checksums(self) -> bool:
+        """Whether the data of its fields can be compared with what was indexed."""
+        return bool(len(self)) and bool(self.cells[0, :, 3].any())
+
     def let_pages_go(self) -> None:
         """Give up the pages of a large index that were looked at; the kernel's cache keeps them.
 
