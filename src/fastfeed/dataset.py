@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from fastfeed.errors import MissingFieldError, OptionError
+from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError
 from fastfeed.feed import Feed, FeedOptions
-from fastfeed.fields import Bytes
+from fastfeed.fields import Bytes, Field
 from fastfeed.options import SHUFFLE_WINDOW, cache_folder, parse_size
 from fastfeed.plan import Plan
-from fastfeed.policy import BadSamples, check_on_error
+from fastfeed.policy import BadSamples, FeedReport, check_on_error
 from fastfeed.readahead import ReadAhead
 from fastfeed.reading.shards import ShardSet
 from fastfeed.sampler import ShardSampler
 from fastfeed.transform import Transform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from fastfeed.fields import Field
-    from fastfeed.policy import BadSample, FeedReport, OnError
+    from fastfeed.policy import BadSample, OnError
     from fastfeed.stats import Stats
 
 log = logging.getLogger("fastfeed")
@@ -67,10 +67,19 @@ class ShardDataset(Dataset[dict[str, Any]]):
         verify: bool = True,
     ) -> None:
         check_on_error(on_error)
+        if not isinstance(seed, int):
+            raise OptionError(f"seed={seed!r} is no whole number")
+        if fields is not None and not isinstance(fields, Mapping):
+            raise OptionError(
+                f"fields={fields!r} maps no outputs",
+                way_out='Write a dict such as {"label": ff.Int("cls")}',
+            )
         if transform is not None and not callable(transform):
             raise OptionError(f"transform={transform!r} is not callable")
         self.shards = ShardSet(source, cache=cache_folder())
-        self.fields = dict(fields) if fields else {n: Bytes(n) for n in self.shards.fields}
+        if fields is None:
+            fields = {name: Bytes(name) for name in self.shards.fields}
+        self.fields = dict(fields)
         self._check_fields()
         self.transform = transform
         self.seed = seed
@@ -80,6 +89,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self.epoch: int | None = None
         self._window_bytes = parse_size(shuffle_window, name="shuffle_window")
         self._bad = BadSamples()
+        self._pending = FeedReport()
         self._feed: Feed | None = None
         self._shuffled = False  # whether the plan's windows are what will be read
 
@@ -87,11 +97,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         return len(self.shards)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return one sample; a bad one raises, or is substituted if that is the policy."""
-        (sample,) = self.__getitems__([index]) or (None,)
-        if sample is None:
-            raise self._bad_sample(index)
-        return sample
+        """Return one sample; a bad one raises (under "skip" too), or is substituted."""
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples in the order asked for, read in as few requests as can be.
@@ -109,7 +116,17 @@ class ShardDataset(Dataset[dict[str, Any]]):
         if epoch is None:
             epoch = int(torch.empty((), dtype=torch.int64).random_())
         samples = self._feed.samples([index % count for index in indices], epoch)
-        self.fastfeed_report(self._feed.take_report())
+        report = self._feed.take_report()
+        if get_worker_info() is None:
+            self.fastfeed_report(report)
+        else:  # our loader takes it to the trainer
+            self._pending.take_in(report)
+        if indices and not samples:
+            why = report.bad[-1].message if report.bad else "no reason recorded"
+            raise EmptyBatchError(
+                f"all {len(indices)} samples asked for were skipped; the last one: {why}",
+                way_out="Use on_error='substitute', or fastfeed.DataLoader, which goes on",
+            )
         return samples
 
     def set_epoch(self, epoch: int) -> None:
@@ -172,6 +189,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
                     bad.message,
                 )
 
+    def fastfeed_take_report(self) -> FeedReport:
+        """Return what this process met since the last call, if it is a worker."""
+        report, self._pending = self._pending, FeedReport()
+        return report
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the feed behind: descriptors and threads belong to one process."""
         return {**self.__dict__, "_feed": None}
@@ -181,6 +203,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
             raise OptionError("fields={} asks for nothing", way_out="Name at least one field")
         held = self.shards.fields
         for output, field in self.fields.items():
+            if not isinstance(field, Field):
+                raise OptionError(
+                    f"{output!r}: {field!r} describes no field",
+                    way_out='Write for example ff.Int("cls")',
+                )
             if not any(name in held for name in field.names):
                 asked = " or ".join(f"`{name}`" for name in field.names)
                 counts = self.shards.count_fields()
@@ -190,11 +217,3 @@ class ShardDataset(Dataset[dict[str, Any]]):
                     field=output,
                     way_out="Ask for a field that the shards hold",
                 )
-
-    def _bad_sample(self, index: int) -> Exception:
-        last = self._bad.listed[-1] if self._bad.listed else None
-        return MissingFieldError(
-            f"sample {index} is bad and on_error='skip' cannot leave it out of `dataset[i]`: "
-            f"{last.message if last else 'no reason recorded'}",
-            way_out="Use on_error='substitute', or a loader of batches",
-        )

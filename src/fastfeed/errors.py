@@ -8,7 +8,8 @@
     │   └── ChecksumError   bytes are there, but not the ones that were written
     ├── SampleError         the data: one sample cannot be used
     │   ├── MissingFieldError   the sample lacks a field that was asked for
-    │   └── DecodeError         the bytes of one field cannot be decoded
+    │   ├── DecodeError         the bytes of one field cannot be decoded
+    │   └── EmptyBatchError     all samples of a batch were skipped
     ├── StorageError        the machine: a file is missing, unreadable or shorter than it says
     └── WorkerError         the process: a worker died or failed (also a RuntimeError)
 
@@ -117,6 +118,10 @@ class MissingFieldError(SampleError):
 
 class DecodeError(SampleError):
     """The bytes of one field cannot be decoded."""
+
+
+class EmptyBatchError(SampleError):
+    """Every sample of a batch was skipped; our loader goes on with the next batch."""
 
 
 class StorageError(FastfeedError):

@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.ragged import Ragged
 from fastfeed.decoding.compile import compile_fields
-from fastfeed.errors import FastfeedError, SampleError, ShardError, located
+from fastfeed.errors import EmptyBatchError, FastfeedError, SampleError, ShardError, located
 from fastfeed.fields import Bytes
 from fastfeed.options import SUBSTITUTE_TRIES
 from fastfeed.plan import substitute
@@ -191,6 +191,7 @@ class Feed:
                 raise
             self._report.bad.append(BadSample.of(index, error))
             if self._options.on_error == "skip":
+                self._report.skipped += 1
                 return None
             last: FastfeedError = error
         for attempt in range(SUBSTITUTE_TRIES):
@@ -262,10 +263,10 @@ class Feed:
         self, rows: Mapping[str, NDArray[Any]], values: list[Values | None], writer: Writer
     ) -> Any:
         kept = [v for v in values if v is not None]
-        if self._options.transform is not None:
-            return default_collate(kept) if kept else None
         if not kept:
-            return None
+            raise EmptyBatchError(f"all {len(values)} samples of the batch were skipped")
+        if self._options.transform is not None:
+            return default_collate(kept)
         if len(kept) < len(values):  # close the gaps that skipped samples left
             good = np.array([v is not None for v in values])
             rows = {name: row[good] for name, row in rows.items()}

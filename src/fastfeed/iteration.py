@@ -19,14 +19,13 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _SingleProcessDataLoaderIter,
-    default_collate,
 )
 
 from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.failure import rebuild
-from fastfeed.collating.fetch import Source
+from fastfeed.collating.fetch import Source, make_fetcher, shards_under
 from fastfeed.collating.pack import unpack
-from fastfeed.errors import WorkerError
+from fastfeed.errors import EmptyBatchError, WorkerError
 from fastfeed.topology import memory_limit
 from fastfeed.worker import Result, WorkerSetup
 from fastfeed.workers import LEAST_REGION, WorkerPool
@@ -55,7 +54,10 @@ class WorkerIterator(_BaseDataLoaderIter):
     def __init__(self, loader: DataLoader) -> None:
         super().__init__(loader)
         self._stats = loader.stats
-        self._prefetch = loader.prefetch_factor or 2
+        self._shards = shards_under(self._dataset)
+        self._prefetch = 2 if loader.prefetch_factor is None else loader.prefetch_factor
+        if self._prefetch <= 0:  # torch's exception for it
+            raise AssertionError("prefetch_factor must be greater than 0 with workers")
         self._in_order = getattr(loader, "in_order", True)
         self._told: set[str] = set()
         self._generation = -1
@@ -153,7 +155,8 @@ class WorkerIterator(_BaseDataLoaderIter):
                 self._give_up(result)
                 raise
             if result.report is not None:
-                self._dataset.fastfeed_report(result.report, self._stats)
+                self._shards.fastfeed_report(result.report, self._stats)
+                samples -= result.report.skipped
             if result.failure is not None:
                 raise rebuild(result.failure, result.worker)
             if result.packed is not None:
@@ -245,12 +248,17 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         self._stats = loader.stats
         self._epoch = loader.begin_epoch()
         self._fetcher: Any = None
-        own = getattr(self._dataset, "fastfeed_fetcher", None)
-        if own is not None:
-            if self._auto_collation and self._collate_fn is default_collate:
-                self._fetcher = own(threads=loader.worker_threads)
-            else:
-                self._dataset.set_epoch(self._epoch)
+        self._shards = shards_under(self._dataset)
+        if self._shards is not None:
+            source = Source(
+                self._dataset,
+                self._dataset_kind,
+                self._auto_collation,
+                self._collate_fn,
+                self._drop_last,
+            )
+            self._fetcher = make_fetcher(source, threads=loader.worker_threads)
+        self._skipped = 0
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
@@ -260,7 +268,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         self._stats.delivered(
             wait_s=seconds,
             busy_s=seconds,
-            samples=count_samples(index) if self._auto_collation else 1,
+            samples=(count_samples(index) if self._auto_collation else 1) - self._skipped,
             nbytes=0,
             copied=False,
         )
@@ -268,20 +276,22 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
 
     def _make(self, index: Any) -> Any:
         """Return the batch of an index; with skipped samples perhaps a later one."""
-        if self._fetcher is None:
-            batch = self._dataset_fetcher.fetch(index)
-        else:
-            batch = self._fetch(index)
-            while batch is None:  # every sample of it was skipped
-                batch = self._fetch(self._next_index())  # type: ignore[no-untyped-call]
+        fetch = self._dataset_fetcher.fetch if self._fetcher is None else self._fetch
+        batch = fetch(index)
         if self._pin_memory:
             batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return batch
 
     def _fetch(self, index: Any) -> Any:
-        batch = self._fetcher.fetch(index, self._epoch, HeapWriter())
-        self._dataset.fastfeed_report(self._fetcher.take_report(), self._stats)
-        return batch
+        while True:
+            try:
+                return self._fetcher.fetch(index, self._epoch, HeapWriter())
+            except EmptyBatchError:
+                index = self._next_index()  # type: ignore[no-untyped-call]
+            finally:
+                report = self._fetcher.take_report()
+                self._skipped = report.skipped
+                self._shards.fastfeed_report(report, self._stats)
 
 
 def count_samples(index: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
@@ -46,9 +47,9 @@ def parse_size(size: int | str, *, name: str) -> int:
                 f"{name}={size!r} is not a size",
                 way_out="Write a number of bytes, or a text such as '256MiB' or '4GB'",
             )
-        count = int(float(match[1]) * _UNITS[match[2]])
-    if count <= 0:
-        raise OptionError(f"{name}={size!r} must be more than nothing")
+        count = int(Fraction(match[1]) * _UNITS[match[2]])
+    if not 0 < count < 1 << 63:
+        raise OptionError(f"{name}={str(size)[:40]!r} must lie between nothing and 8 EiB")
     return count
 
 

@@ -45,6 +45,15 @@ class FeedReport:
 
     steps_s: dict[str, float] = field(default_factory=dict)
     bad: list[BadSample] = field(default_factory=list)
+    skipped: int = 0
+    """Samples that were left out of the batch."""
+
+    def take_in(self, other: FeedReport) -> None:
+        """Add another report to this one."""
+        for step, seconds in other.steps_s.items():
+            self.steps_s[step] = self.steps_s.get(step, 0.0) + seconds
+        self.bad += other.bad
+        self.skipped += other.skipped
 
 
 class BadSamples:

@@ -24,6 +24,7 @@ from fastfeed.collating.collate import stack_into
 from fastfeed.collating.failure import Failure
 from fastfeed.collating.fetch import TorchFetcher, make_fetcher
 from fastfeed.collating.pack import Packed, pack
+from fastfeed.errors import EmptyBatchError
 from fastfeed.slots.writer import SlotWriter
 
 if TYPE_CHECKING:
@@ -217,11 +218,16 @@ def _work(
     """Make one batch."""
     started = time.perf_counter()
     writer.begin()
+    private: list[Any] = []
+    packed: Packed | None
     try:
-        batch = fetcher.fetch(job.index, job.epoch, writer)
-        own = not isinstance(fetcher, TorchFetcher)
-        packed, private = (None, []) if own and batch is None else pack(batch, writer)
-        del batch
+        try:
+            batch = fetcher.fetch(job.index, job.epoch, writer)
+        except EmptyBatchError:
+            packed = None
+        else:
+            packed, private = pack(batch, writer)
+            del batch
         extents = writer.commit()
     except (SystemExit, KeyboardInterrupt):
         raise

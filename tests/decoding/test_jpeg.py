@@ -78,6 +78,7 @@ def test_regions_are_exact(kit, name, progressive):
             shrink=1,
             gray=gray,
             scratch=lambda nbytes: np.empty(nbytes, np.uint8),
+            tolerant=False,
         )
 
     random = np.random.default_rng(5)

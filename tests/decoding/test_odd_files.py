@@ -110,7 +110,12 @@ def test_a_bad_file_does_not_spoil_the_next(kit, large_data, photos):
         assert header is not None
         box, memory = Box(8, 8, 64, 48), np.empty(1 << 20, np.uint8)
         part = turbojpeg.decode_region(
-            header, box, shrink=1, gray=False, scratch=lambda nbytes: memory[:nbytes]
+            header,
+            box,
+            shrink=1,
+            gray=False,
+            scratch=lambda nbytes: memory[:nbytes],
+            tolerant=False,
         )
         assert part is not None
         return part.copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 
@@ -191,3 +192,75 @@ def test_c01_cut_shard_raises(photo_shards):
     shard.write_bytes(data[: len(data) - 20_000])
     with pytest.raises(ShardError, match="photos-000001"):
         list(ff.DataLoader(ff.ShardDataset(source, FIELDS), batch_size=6))
+
+
+def test_a_transform_that_returns_nothing_is_an_error(photo_shards):
+    """A forgotten `return` is named, not taken for a skipped sample."""
+
+    def forgets(sample):
+        sample["label"] += 1
+
+    data = ff.ShardDataset(shards_of(photo_shards), FIELDS, transform=forgets)
+    with pytest.raises(OptionError, match="returned None for sample 0"):
+        list(ff.DataLoader(data, batch_size=4))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples_are_counted_under_a_collate_function(damaged, workers):
+    """What a user's collate function hides is still told to the trainer."""
+    data = ff.ShardDataset(damaged, IMAGES, on_error="skip")
+    loader = ff.DataLoader(data, batch_size=3, num_workers=workers, collate_fn=len)
+    assert list(loader) == [2, 2]
+    assert data.bad_count == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [None, len])
+def test_batches_with_nothing_left_are_left_out(damaged, workers, collate_fn):
+    """A batch whose samples were all skipped does not come, whatever collates."""
+    data = ff.ShardDataset(damaged, IMAGES, on_error="skip")
+    loader = ff.DataLoader(data, batch_size=1, num_workers=workers, collate_fn=collate_fn)
+    assert len(list(loader)) == 4
+    assert loader.snapshot().batches == 4
+
+
+def test_bad_samples_of_a_subset_are_counted(damaged):
+    """A data set inside another is found."""
+    data = ff.ShardDataset(damaged, IMAGES, on_error="skip")
+    subset = torch.utils.data.Subset(data, [0, 1, 2, 3])
+    list(ff.DataLoader(subset, batch_size=4, num_workers=1))
+    assert data.bad_count == 1
+
+
+def test_an_index_without_checksums_follows_its_shard(tmp_path, tar_writer):
+    """A shard of another tool that is written anew is indexed anew, even at the same size."""
+    path = tmp_path / "a.tar"
+    fields = {"text": ff.Text("txt"), "number": ff.Int("cls")}
+    one = [("a.txt", b"text of a"), ("a.cls", b"97"), ("b.txt", b"of b"), ("b.cls", b"98")]
+    last = [("c.txt", b"c"), ("c.cls", b"99")]
+    tar_writer(path, one + last)
+    assert ff.ShardDataset(path, fields)[0]["text"] == "text of a"
+    tar_writer(path, [*one[2:], *one[:2], *last])
+    later = (path.stat().st_mtime_ns + 10**9,) * 2
+    os.utime(path, ns=later)
+    assert [s["text"] for s in ff.ShardDataset(path, fields).__getitems__([0, 1])] == [
+        "of b",
+        "text of a",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"fields": {"a": "jpg"}},
+        {"fields": [ff.Int("cls")]},
+        {"fields": {}},
+        {"seed": None},
+        {"seed": "a"},
+        {"shuffle_window": "9" * 400 + "GB"},
+    ],
+)
+def test_wrong_kinds_of_arguments(photo_shards, arguments):
+    """What is no such thing is an OptionError at once."""
+    with pytest.raises(OptionError):
+        ff.ShardDataset(shards_of(photo_shards), **{"fields": FIELDS, **arguments})

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from fastfeed.collating.collate import Writer
 
 
+# Data sets within data sets that are looked through.
+_LAYERS = 8
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where batches come from, in torch's terms."""
@@ -29,7 +33,10 @@ class Fetcher(Protocol):
     """Makes batches in a worker."""
 
     def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:
-        """Return a batch, None if nothing of it is left; its tensors may lie in `writer`'s."""
+        """Return a batch, whose tensors may lie in `writer`'s memory.
+
+        Raises EmptyBatchError if all its samples were skipped.
+        """
         ...
 
     def take_report(self) -> Any:
@@ -42,6 +49,7 @@ class TorchFetcher:
 
     def __init__(self, source: Source) -> None:
         self._source = source
+        self._shards = shards_under(source.dataset)
         self._epoch: int | None = None
         self.restart()
 
@@ -58,13 +66,23 @@ class TorchFetcher:
 
     def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:  # noqa: ARG002
         """Return the batch that torch's worker would return."""
-        if epoch != self._epoch and hasattr(self._source.dataset, "fastfeed_fetcher"):
-            self._source.dataset.set_epoch(epoch)
+        if epoch != self._epoch and self._shards is not None:
+            self._shards.set_epoch(epoch)
         self._epoch = epoch
         return self._fetcher.fetch(indices)
 
-    def take_report(self) -> None:
-        """Return nothing."""
+    def take_report(self) -> Any:
+        """Return what shards beneath the data set have to tell."""
+        return None if self._shards is None else self._shards.fastfeed_take_report()
+
+
+def shards_under(dataset: Any) -> Any:
+    """Return the data set over shards that `dataset` is, or wraps as Subset does; None if none."""
+    for _ in range(_LAYERS):
+        if hasattr(dataset, "fastfeed_fetcher"):
+            return dataset
+        dataset = getattr(dataset, "dataset", None)
+    return None
 
 
 def make_fetcher(source: Source, *, threads: int) -> Fetcher:

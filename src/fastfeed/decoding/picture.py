@@ -163,6 +163,7 @@ def _turbojpeg(
         shrink=_shrink(box, _displayed(window.size, orientation)),
         gray=field.mode == "L",
         scratch=lambda nbytes: _scratch.piece("region", nbytes),
+        tolerant=field.truncated == "keep",
     )
     return None if pixels is None else _Part(pixels, window, orientation)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
@@ -155,4 +156,6 @@ def _spread(gray: NDArray[Any], channels: int) -> NDArray[Any]:
 
 
 def _reason(error: Exception) -> str:
-    return f"Pillow: {type(error).__name__}: {str(error)[:300]}"
+    # Pillow names the file, which is memory here, by its address.
+    text = re.sub(r" ?<_io\.BytesIO[^>]*>", "", str(error))
+    return f"Pillow: {type(error).__name__}: {text[:300]}"

@@ -13,6 +13,8 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastfeed.errors import DecodeError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,6 +31,8 @@ _RGB, _GRAY = 0, 6
 _CMYK_SPACES = {3, 4}
 # Progressive files need few scans; thousands are an attack on time.
 _MOST_SCANS = 500
+# A warning that means a picture was cut short; others come with files that decode well elsewhere.
+_CUT_SHORT = "premature end"
 # Width of a coded block of all channels in pixels, by the subsampling's number: 4:4:4, 4:2:2,
 # 4:2:0, gray, 4:4:0, 4:1:1, 4:4:1.
 _UNITS = {0: 8, 1: 16, 2: 16, 3: 8, 4: 8, 5: 32, 6: 8}
@@ -80,6 +84,7 @@ def shared_library() -> Any | None:
                 ("tj3Destroy", None, [pointer]),
                 ("tj3Get", number, [pointer, number]),
                 ("tj3Set", number, [pointer, number, number]),
+                ("tj3GetErrorStr", ctypes.c_char_p, [pointer]),
                 ("tj3DecompressHeader", number, [pointer, pointer, size]),
                 ("tj3SetCroppingRegion", number, [pointer, _Region]),
                 ("tj3SetScalingFactor", number, [pointer, _Factor]),
@@ -156,12 +161,15 @@ def decode_region(
     shrink: int,
     gray: bool,
     scratch: Any,
+    tolerant: bool,
 ) -> NDArray[np.uint8] | None:
     """Return a region of the picture as [height, width, channels], a view of scratch memory.
 
     The `header` must be the one read last in this thread. `shrink` is 1, 2, 4 or 8: the region
     comes that many times smaller, its edges moved to the nearest pixel of the smaller picture.
     `scratch(nbytes)` gives the memory. None if this decoder fails at it, or only has a warning.
+    Coded data that end too early are a DecodeError unless `tolerant`: the next decoder would fill
+    the picture up and say nothing.
     """
     handle, data = _handle(), header.data
     functions, address = handle.functions, handle.address
@@ -189,7 +197,10 @@ def decode_region(
         return None
     target, layout = memory.ctypes.data, _GRAY if gray else _RGB
     if functions.tj3Decompress8(address, data.ctypes.data, len(data), target, 0, layout) < 0:
+        reason = _reason(handle)
         _give_up()
+        if not tolerant and _CUT_SHORT in reason.lower():
+            raise DecodeError(reason)
         return None
     # The next header must not meet a region of this picture.
     functions.tj3SetCroppingRegion(address, _Region(0, 0, 0, 0))
@@ -210,3 +221,8 @@ def _give_up() -> None:
     Some versions then fail at the next picture, or decode it wrongly.
     """
     _own.handle = None
+
+
+def _reason(handle: _Handle) -> str:
+    text = handle.functions.tj3GetErrorStr(handle.address) or b""
+    return f"libjpeg-turbo: {text.decode('utf-8', 'replace')}"

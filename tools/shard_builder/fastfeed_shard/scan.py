@@ -54,6 +54,12 @@ class _Scan:
         if not self._classes:
             return Source([self._sample(key, ()) for key in self._parts], None, self._skipped)
         names = sorted(self._found)
+        empty = sorted(set(names) - set(self._class_of.values()))
+        if empty:  # it would take a number, and move those of the classes behind it
+            raise OptionError(
+                f"class folders without a sample: {', '.join(map(repr, empty[:5]))}",
+                way_out="Remove them, or put their samples in",
+            )
         if any("\n" in name for name in names):
             raise OptionError("the name of a class holds a line break", way_out="Rename its folder")
         number = {
