@@ -201,6 +201,15 @@ def test_destination_is_never_overwritten(animals, tmp_path, run, contents_of):
     assert "complete already" in out
     assert contents_of(tmp_path / "out") == before
     assert run("build", animals, tmp_path / "out", "--resume", "--shard-size", "8KiB")[0] == 2
+    assert run("build", animals, tmp_path / "out", "--resume", "--energon")[0] == 2
+    changed = next(path for path in animals.rglob("*") if path.is_file())
+    later = ((tmp_path / "out/dataset.json").stat().st_mtime_ns + 10**9,) * 2
+    before_change = changed.stat()
+    os.utime(changed, ns=later)
+    code, _, err = run("build", animals, tmp_path / "out", "--resume")
+    assert code == 2
+    assert "has changed since" in err
+    os.utime(changed, ns=(before_change.st_atime_ns, before_change.st_mtime_ns))
     assert run("build", animals, animals / "dog/out")[0] == 2
 
 
@@ -270,3 +279,11 @@ def test_gnu_tar_reads_the_shards(animals, tmp_path, built, contents_of):
     assert done.stderr == b""
     restored = contents_of(tmp_path / "x")
     assert {k: v for k, v in restored.items() if not k.endswith(".cls")} == contents_of(animals)
+
+
+def test_a_class_without_samples_is_refused(run, tmp_path, animals):
+    """It would take a number and move those of the classes behind it."""
+    (animals / "aardvark").mkdir()
+    code, _, err = run("build", animals, tmp_path / "out")
+    assert code == 2
+    assert "aardvark" in err

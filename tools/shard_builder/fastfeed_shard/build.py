@@ -7,15 +7,21 @@ from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from fastfeed.errors import OptionError, WorkerError, located
+from fastfeed.errors import OptionError, StorageError, WorkerError, located
 from fastfeed.shardfile.manifest import Manifest, load_manifest, save_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
 from fastfeed_shard.folder import STATE_NAME, DatasetFolder
 from fastfeed_shard.packing import Packed, ShardFile, write_file
 from fastfeed_shard.plan import digest_plan
 from fastfeed_shard.pool import parent_is_gone, run_tasks
-from fastfeed_shard.samples import cannot_read
-from fastfeed_shard.sidecars import ENERGON_FOLDER, WIDS_NAME, energon_files, wids_index
+from fastfeed_shard.samples import FilePart, cannot_read
+from fastfeed_shard.sidecars import (
+    ENERGON_FOLDER,
+    WIDS_NAME,
+    dali_name,
+    energon_files,
+    wids_index,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -135,7 +141,34 @@ def already_built(plan: Plan, dest: Path) -> bool:
             f"{str(dest)!r} holds a complete data set of other shards",
             way_out="Name a new folder, or remove this one yourself",
         )
+    finished = (dest / MANIFEST_NAME).stat().st_mtime_ns
+    for shard in plan.shards:
+        parts = [
+            (f"{sample.key}.{part.field}", part)
+            for sample in plan.samples[shard.start : shard.stop]
+            for part in sample.parts
+        ]
+        if [name for name, _ in parts] != _packed_names(dest / dali_name(shard.name)):
+            raise OptionError(
+                f"{str(dest)!r} holds a complete data set of other samples: see {shard.name!r}",
+                way_out="Name a new folder, or remove this one yourself",
+            )
+        for name, part in parts:
+            if isinstance(part, FilePart) and part.changed > finished:
+                raise OptionError(
+                    f"the source of {name!r} has changed since {str(dest)!r} was finished",
+                    way_out="Build into a new folder",
+                )
     return True
+
+
+def _packed_names(index: Path) -> list[str]:
+    """Return the members of a shard, from every fourth word of DALI's index of it."""
+    try:
+        lines = index.read_text(encoding="utf-8", errors="surrogateescape").splitlines()[1:]
+    except OSError as error:
+        raise StorageError(f"cannot read {str(index)!r}: {error.strerror}") from error
+    return [name for line in lines for name in line.split(" ")[3::4]]
 
 
 def open_folder(dest: Path, plan: Plan, *, name: str, resume: bool) -> DatasetFolder:

@@ -57,6 +57,7 @@ def _build(options: argparse.Namespace) -> int:
     from fastfeed_shard.build import already_built, build_shards, open_folder, publish
     from fastfeed_shard.plan import plan_shards
     from fastfeed_shard.progress import show_progress
+    from fastfeed_shard.sidecars import ENERGON_FOLDER
 
     begin = time.perf_counter()
     dest = Path(options.dest)
@@ -77,6 +78,11 @@ def _build(options: argparse.Namespace) -> int:
         for shard in plan.shards:
             _say(f"{shard.name}\t{shard.stop - shard.start} samples\t{shard.nbytes} bytes")
     elif options.resume and already_built(plan, dest):
+        if options.energon and not (dest / ENERGON_FOLDER).exists():
+            raise OptionError(
+                f"{str(dest)!r} is complete, without Energon's folder",
+                way_out="Build into a new folder with --energon",
+            )
         _say(f"{dest} is complete already")
         return 0
     else:
