@@ -56,6 +56,24 @@ def test_extract(dataset, animals, tmp_path, built, run, contents_of):
     assert contents_of(tmp_path / "x") == files
 
 
+def test_disk_full_leaves_no_half_file(dataset, tmp_path, run, contents_of, monkeypatch):
+    """A file that could not be written to its end is gone, and the error names it."""
+    original = os.write
+
+    def full(file, data):
+        if len(data) > 6:
+            original(file, data[:3])
+            raise OSError(28, "No space left on device")
+        return original(file, data)
+
+    monkeypatch.setattr("fastfeed_shard.extract.os.write", full)
+    code, _, err = run("extract", dataset, tmp_path / "x")
+    monkeypatch.undo()
+    assert code == 1
+    assert "cat/000.json" in err
+    assert "cat/000.json" not in contents_of(tmp_path / "x")
+
+
 @pytest.mark.parametrize(
     "name", ["../evil.txt", "/abs/evil.txt", "a/../../evil.txt", "a//b.txt", "a\\evil.txt"]
 )

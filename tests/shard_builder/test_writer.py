@@ -178,6 +178,13 @@ def test_disk_full_stops_the_writer(tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def test_writer_without_samples(tmp_path):
+    """A data set of nothing is refused when it is made, not when it is read."""
+    with pytest.raises(OptionError, match="no sample was written"), ShardWriter(tmp_path / "out"):
+        pass
+    assert not (tmp_path / "out").exists()
+
+
 def test_c05_writer_that_is_never_closed(tmp_path):
     """It warns and removes what it had begun."""
     writer = ShardWriter(tmp_path / "out")

@@ -89,7 +89,11 @@ def _new_file(root: int, name: str) -> Iterator[Callable[[bytes], object]]:
             while view:
                 view = view[os.write(file, view) :]
 
-        yield write
+        try:
+            yield write
+        except BaseException:  # the disk is full, or the shard ends: half a file looks like a whole
+            os.unlink(base, dir_fd=at)
+            raise
     except FileExistsError as error:
         raise OptionError(
             f"the file {name!r} is there already, and nothing is overwritten",

@@ -90,11 +90,19 @@ class ShardWriter:
             raise
 
     def close(self) -> None:
-        """Finish the last shard and write the manifest; once closed, this does nothing."""
+        """Finish the last shard and write the manifest; once closed, this does nothing.
+
+        Raises OptionError if no sample was written, for no reader takes a data set without any.
+        """
         if not self._open:
             return
         try:
             self._finish_shard()
+            if not self._packed:
+                raise OptionError(
+                    f"no sample was written, so {str(self._folder.path)!r} is no data set",
+                    way_out="Look at what the samples come from",
+                )
             publish(self._folder.path, self._packed, classes=None, energon=self._energon, sync=True)
             self._folder.complete()
         finally:
