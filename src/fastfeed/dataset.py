@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+import xxhash
 from torch.utils.data import Dataset, get_worker_info
 
 from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError
@@ -142,6 +145,18 @@ class ShardDataset(Dataset[dict[str, Any]]):
             seed=self.seed,
             epoch=epoch,
         )
+
+    def fingerprint(self) -> str:
+        """Return a digest of all that the order depends on: shards, their sizes, seed, window."""
+        shards = self.shards
+        about = [self.seed, self._window_bytes]
+        names = "\n".join(
+            shards.name(place).rpartition("/")[2] for place in range(len(shards.shard_bytes))
+        )
+        digest = xxhash.xxh3_64(json.dumps(about).encode())
+        digest.update(names.encode())
+        digest.update(np.ascontiguousarray(shards.starts).tobytes())
+        return digest.hexdigest()
 
     @property
     def bad_samples(self) -> list[BadSample]:

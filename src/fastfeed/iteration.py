@@ -18,20 +18,34 @@ import torch
 from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
+    _DatasetKind,
     _SingleProcessDataLoaderIter,
 )
 
 from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.failure import rebuild
-from fastfeed.collating.fetch import Source, make_fetcher, shards_under
+from fastfeed.collating.fetch import (
+    Source,
+    has_state,
+    load_dataset,
+    load_iterator,
+    make_fetcher,
+    shards_under,
+    skip,
+    state_of,
+)
 from fastfeed.collating.pack import unpack
 from fastfeed.errors import EmptyBatchError, WorkerError
+from fastfeed.progress import rewind
+from fastfeed.resume import START, Place
 from fastfeed.topology import memory_limit
-from fastfeed.worker import Result, WorkerSetup
+from fastfeed.worker import WorkerSetup
 from fastfeed.workers import LEAST_REGION, WorkerPool
 
 if TYPE_CHECKING:
     from fastfeed.loader import DataLoader
+    from fastfeed.progress import Progress
+    from fastfeed.workers import Arrival
 
 log = logging.getLogger("fastfeed")
 
@@ -52,6 +66,9 @@ class WorkerIterator(_BaseDataLoaderIter):
     _dataset: Any
 
     def __init__(self, loader: DataLoader) -> None:
+        self._state = state = loader.take_state()
+        if state is not None and state.base_seed is None:  # it is drawn in what follows
+            rewind(state, loader._index_sampler, loader.generator)  # noqa: SLF001
         super().__init__(loader)
         self._stats = loader.stats
         self._shards = shards_under(self._dataset)
@@ -60,55 +77,66 @@ class WorkerIterator(_BaseDataLoaderIter):
             raise AssertionError("prefetch_factor must be greater than 0 with workers")
         self._in_order = getattr(loader, "in_order", True)
         self._told: set[str] = set()
+        self._places: list[Place] = []
         self._generation = -1
-        self._arrived: dict[int, tuple[Result, list[bytes]]] = {}
+        self._arrived: dict[int, Arrival] = {}
         self._open_pool(loader)
         self._reset(loader, first_iter=True)
 
     def _open_pool(self, loader: DataLoader) -> None:
-        self._pool = self._start(loader)
-        self._close = weakref.finalize(self, self._pool.close)
-
-    def _start(self, loader: DataLoader) -> WorkerPool:
-        source = Source(
-            dataset=self._dataset,
-            kind=self._dataset_kind,
-            auto_collation=self._auto_collation,
-            collate_fn=self._collate_fn,
-            drop_last=self._drop_last,
-        )
+        """Start the workers, each where the state that is resumed has it."""
+        state = self._state
+        places = [START] * self._num_workers
+        if state is not None and state.places is not None:
+            places = list(state.places)
+        if state is not None and state.base_seed is not None:
+            self._base_seed = state.base_seed
+        source = source_of(self, loader)
         setups = [
             WorkerSetup(
                 source=source,
                 base_seed=int(self._base_seed),
-                init_fn=loader.worker_init_fn,
                 worker=worker,
                 workers=self._num_workers,
                 threads=loader.worker_threads,
                 trainer=os.getpid(),
+                place=places[worker],
+                snapshot_every=loader.snapshot_every_n_steps,
             )
             for worker in range(self._num_workers)
         ]
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
-        return WorkerPool(context, setups, capacity=loader.region_bytes(memory_limit()))
+        self._pool = WorkerPool(
+            context,
+            setups,
+            capacity=loader.region_bytes(memory_limit()),
+            restarts=loader.restart_workers,
+        )
+        self._close = weakref.finalize(self, self._pool.close)
 
     def _reset(self, loader: DataLoader, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
+        for arrival in self._arrived.values():  # of an epoch that was left early
+            self._give_up(arrival)
+        self._arrived = {}
+        if not first_iter:
+            self._state = loader.take_state()
+            if self._pool.closed or self._state is not None:
+                self._close()  # a worker died in an earlier epoch, or all begin elsewhere
+                self._open_pool(loader)
+                first_iter = True
+        state = self._state
+        if state is not None and state.base_seed is not None:
+            rewind(state, self._index_sampler, loader.generator)
+        self._progress = loader.begin_epoch(state)
         super()._reset(loader, first_iter)
-        self._epoch = loader.begin_epoch()
-        for result, _ in self._arrived.values():  # of an epoch that was left early
-            self._give_up(result)
-        if self._pool.closed:  # an earlier epoch ended with the death of a worker
-            self._close()  # lets go of the old pool
-            self._open_pool(loader)
-            first_iter = True
+        self._epoch = self._progress.epoch
         self._generation += 1
         self._sent = self._next = 0
         self._owners: dict[int, int] = {}
         self._samples: dict[int, int] = {}
-        self._arrived = {}
         self._active = [True] * self._num_workers
         self._tasks = [0] * self._num_workers
-        self._cycle = itertools.cycle(range(self._num_workers))
+        self._begin(first_iter=first_iter)
         if not first_iter:
             for worker in range(self._num_workers):
                 self._pool.send(
@@ -117,10 +145,36 @@ class WorkerIterator(_BaseDataLoaderIter):
         for _ in range(self._prefetch * self._num_workers):
             self._dispatch()
 
+    def _begin(self, *, first_iter: bool) -> None:
+        """Set the counts to the beginning of the epoch, or to where the state has them."""
+        state, progress = self._state, self._progress
+        progress.base_seed = int(self._base_seed)
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        if iterable or has_state(self._dataset):
+            places = [START] * self._num_workers
+            if state is not None and state.places is not None:
+                places = list(state.places)
+            elif not first_iter:  # what the data set keeps goes on in its worker
+                places = [Place(one.state) for one in self._places]
+            self._places = progress.places = places
+            progress.ended = [False] * self._num_workers
+        first_worker = 0
+        progress.start(self._sampler_iter, ordered=not iterable)
+        if state is not None and state.begun:
+            self._num_yielded = self._sent = self._next = progress.delivered
+            first_worker = self._next % self._num_workers
+            if iterable:
+                first_worker = state.next_worker
+                progress.ended = list(state.ended)
+                self._active = [not ended for ended in state.ended]
+        self._cycle = itertools.cycle(
+            (first_worker + turn) % self._num_workers for turn in range(self._num_workers)
+        )
+
     def _dispatch(self) -> None:
         """Ask the sampler for one more batch and give it to the next worker in turn."""
         try:
-            index = self._next_index()  # type: ignore[no-untyped-call]
+            number, index = self._progress.next()
         except StopIteration:
             return
         most = self._prefetch * self._num_workers // max(1, sum(self._active))
@@ -130,8 +184,7 @@ class WorkerIterator(_BaseDataLoaderIter):
                 break
         else:
             return
-        number = self._sent
-        self._sent += 1
+        self._sent = number + 1
         self._owners[number] = worker
         self._samples[number] = count_samples(index) if self._auto_collation else 1
         self._tasks[worker] += 1
@@ -143,35 +196,53 @@ class WorkerIterator(_BaseDataLoaderIter):
         started = time.perf_counter()
         while True:
             try:
-                result, private = self._await_next()
+                arrival = self._await_next()
             except WorkerError:
                 self._pool.close(grace_s=_GRACE_AFTER_DEATH_S)
                 raise
+            result = arrival.result
             self._tasks[result.worker] -= 1
             samples = self._samples.pop(result.number)
+            self._progress.deliver(result.number, worker=result.worker, state=result.state)
             try:
                 self._dispatch()
             except BaseException:  # the sampler failed; the batch is lost, its memory is not
-                self._give_up(result)
+                self._give_up(arrival)
                 raise
+            if self._progress.places is not None:
+                self._note_next()
             if result.report is not None:
                 self._shards.fastfeed_report(result.report, self._stats)
                 samples -= result.report.skipped
             if result.failure is not None:
                 raise rebuild(result.failure, result.worker)
             if result.packed is not None:
-                return self._deliver(result, private, samples=samples, started=started)
+                return self._deliver(arrival, samples=samples, started=started)
 
-    def _await_next(self) -> tuple[Result, list[bytes]]:
+    def _note_next(self) -> None:
+        """Note for a checkpoint whose turn it is, and which workers have given all they had."""
+        waiting = {arrival.result.worker for arrival in self._arrived.values()}
+        self._progress.ended = [
+            not active and worker not in waiting for worker, active in enumerate(self._active)
+        ]
+        for number in range(self._next, self._sent):
+            owner = self._owners.get(number)
+            if owner is not None and (number in self._arrived or self._active[owner]):
+                self._progress.next_worker = owner
+                return
+
+    def _await_next(self) -> Arrival:
         """Return the next result in turn; StopIteration when all were delivered."""
         while True:
             while self._next < self._sent:
                 owner = self._owners.get(self._next)
                 if owner is not None and (self._next in self._arrived or self._active[owner]):
                     break
-                self._owners.pop(self._next, None)  # its worker ended before it came to this one
+                # It was delivered out of order, or its worker ended before it came to this one.
+                self._owners.pop(self._next, None)
                 self._next += 1
             else:
+                self._progress.finish(keeps_seed=self._persistent_workers)
                 if not self._persistent_workers:
                     self._close()
                 raise StopIteration
@@ -187,36 +258,35 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _collect(self) -> None:
         """Take in what has arrived, waiting for something."""
-        found = self._pool.receive(self._timeout or None)
-        if found is None:
+        arrival = self._pool.receive(self._timeout or None)
+        if arrival is None:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-        result, private = found
+        result = arrival.result
         if result.generation != self._generation:  # of an epoch that was left early
-            self._give_up(result)
+            self._give_up(arrival)
         elif result.ended:
             self._active[result.worker] = False
             self._owners.pop(result.number, None)
             self._dispatch()
         else:
-            self._arrived[result.number] = (result, private)
+            self._arrived[result.number] = arrival
 
-    def _deliver(
-        self, result: Result, private: list[bytes], *, samples: int, started: float
-    ) -> Any:
+    def _deliver(self, arrival: Arrival, *, samples: int, started: float) -> Any:
         """Return the batch of a result: lying in the region, or copied if many are held."""
-        lender = self._pool.lender(result.worker)
+        result, private, lender = arrival
         packed = result.packed
         if packed is None:
             raise RuntimeError("a result without a batch is not delivered")
-        capacity = lender.region.capacity
-        room = capacity // max(1, packed.nbytes) - self._prefetch - 1
-        copy = lender.lent >= min(room, self._prefetch + _KEPT)
+        room = lender.region.capacity // max(1, packed.nbytes) - self._prefetch - 1
+        # What a worker made that has died since is copied too: nobody looks after its region.
+        orphaned = lender is not self._pool.lender(result.worker)
+        copy = orphaned or lender.lent >= min(room, self._prefetch + _KEPT)
         batch = unpack(packed, private, lender.open(result.extents), copy=copy)
         if private:
             self._tell(_FULL)
         if self._pin_memory:  # a copy by itself; what was lent is over when the originals die
             batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        elif copy:
+        elif copy and not orphaned:
             self._tell(_MANY_KEPT)
         self._stats.delivered(
             wait_s=time.perf_counter() - started,
@@ -227,10 +297,10 @@ class WorkerIterator(_BaseDataLoaderIter):
         )
         return batch
 
-    def _give_up(self, result: Result) -> None:
+    def _give_up(self, arrival: Arrival) -> None:
         """Let go of a batch that nobody will get."""
         if not self._pool.closed:
-            self._pool.lender(result.worker).open(result.extents).seal()
+            arrival.lender.open(arrival.result.extents).seal()
 
     def _tell(self, what: str) -> None:
         if what not in self._told:
@@ -244,26 +314,51 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
     _dataset: Any
 
     def __init__(self, loader: DataLoader) -> None:
+        state = loader.take_state()
+        place = state.places[0] if state is not None and state.places else START
+        sampler, generator = loader._index_sampler, loader.generator  # noqa: SLF001
+        if state is not None:
+            rewind(state, sampler, generator)
+        self._progress = progress = loader.begin_epoch(state)
+        load_dataset(loader.dataset, place)
         super().__init__(loader)
+        if state is not None and state.base_seed is not None:
+            self._base_seed = state.base_seed
+            if not state.begun:  # it was not drawn then
+                rewind(state, sampler, generator)
+                self._sampler_iter = iter(sampler)
         self._stats = loader.stats
-        self._epoch = loader.begin_epoch()
+        self._epoch = progress.epoch
         self._fetcher: Any = None
         self._shards = shards_under(self._dataset)
         if self._shards is not None:
-            source = Source(
-                self._dataset,
-                self._dataset_kind,
-                self._auto_collation,
-                self._collate_fn,
-                self._drop_last,
-            )
-            self._fetcher = make_fetcher(source, threads=loader.worker_threads)
+            self._fetcher = make_fetcher(source_of(self, loader), threads=loader.worker_threads)
         self._skipped = 0
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        self._steps = load_iterator(self._dataset_fetcher, place)
+        self._begin(progress, place, iterable=iterable)
+        if state is not None and state.begun:
+            self._num_yielded = progress.delivered
+
+    def _begin(self, progress: Progress, place: Place, *, iterable: bool) -> None:
+        progress.base_seed = int(self._base_seed)
+        if iterable or has_state(self._dataset):
+            progress.places, progress.ended = [place], [False]
+            dataset, fetcher = self._dataset, self._dataset_fetcher
+            progress.live_state = lambda: state_of(dataset, fetcher)
+        progress.start(self._sampler_iter, ordered=not iterable)
 
     def _next_data(self) -> Any:
         started = time.perf_counter()
-        index = self._next_index()  # type: ignore[no-untyped-call]
-        batch = self._make(index)
+        try:
+            number, index = self._progress.next()
+            if self._steps:
+                steps, self._steps = self._steps, 0
+                skip(self._dataset_fetcher, index, steps)
+            batch = self._make(number, index)
+        except StopIteration:
+            self._progress.finish()
+            raise
         seconds = time.perf_counter() - started
         self._stats.delivered(
             wait_s=seconds,
@@ -274,24 +369,43 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         )
         return batch
 
-    def _make(self, index: Any) -> Any:
+    def _make(self, number: int, index: Any) -> Any:
         """Return the batch of an index; with skipped samples perhaps a later one."""
-        fetch = self._dataset_fetcher.fetch if self._fetcher is None else self._fetch
-        batch = fetch(index)
+        while True:
+            self._progress.deliver(number)
+            try:
+                batch = self._fetch(index)
+            except EmptyBatchError:
+                if self._fetcher is None:
+                    raise
+                number, index = self._progress.next()
+            else:
+                break
         if self._pin_memory:
             batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         return batch
 
     def _fetch(self, index: Any) -> Any:
-        while True:
-            try:
-                return self._fetcher.fetch(index, self._epoch, HeapWriter())
-            except EmptyBatchError:
-                index = self._next_index()  # type: ignore[no-untyped-call]
-            finally:
-                report = self._fetcher.take_report()
-                self._skipped = report.skipped
-                self._shards.fastfeed_report(report, self._stats)
+        if self._fetcher is None:
+            return self._dataset_fetcher.fetch(index)
+        try:
+            return self._fetcher.fetch(index, self._epoch, HeapWriter())
+        finally:
+            report = self._fetcher.take_report()
+            self._skipped = report.skipped
+            self._shards.fastfeed_report(report, self._stats)
+
+
+def source_of(iterator: Any, loader: DataLoader) -> Source:
+    """Return where an iterator's batches come from."""
+    return Source(
+        dataset=iterator._dataset,  # noqa: SLF001 - torch's names, of our own iterators
+        kind=iterator._dataset_kind,  # noqa: SLF001
+        auto_collation=iterator._auto_collation,  # noqa: SLF001
+        collate_fn=iterator._collate_fn,  # noqa: SLF001
+        drop_last=iterator._drop_last,  # noqa: SLF001
+        init_fn=loader.worker_init_fn,
+    )
 
 
 def count_samples(index: Any) -> int:

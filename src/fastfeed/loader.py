@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from fastfeed.errors import OptionError
+from fastfeed.indices import samplers_of
 from fastfeed.iteration import InProcessIterator, WorkerIterator, region_bytes
 from fastfeed.options import AutoWorkers, resolve_workers
+from fastfeed.progress import Progress, resting
+from fastfeed.resume import LoaderState
 from fastfeed.sampler import ShardSampler
 from fastfeed.stats import Snapshot, Stats, describe
 
@@ -33,6 +37,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_workers: may be `fastfeed.AUTO`: as many as the process may really use cores.
         worker_threads: threads in each worker that decode the samples of one batch side by side;
             for `ShardDataset` only.
+        restart_workers: how many workers of an iterator may be started again after they died; the
+            batches they had not made are made by the new one. 0: the first death is an error.
+        snapshot_every_n_steps: an iterable data set that has `state_dict` and `load_state_dict` is
+            asked for its state after so many batches of each worker; `load_state_dict` makes those
+            after the last snapshot again. Other data costs nothing until `state_dict` is called.
 
     Raises:
         OptionError: an argument of ours that cannot be honoured; torch's own checks raise as ever.
@@ -60,9 +69,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         pin_memory_device: str = "",
         in_order: bool = True,
         worker_threads: int = 1,
+        restart_workers: int = 0,
+        snapshot_every_n_steps: int = 1,
     ) -> None:
-        if not isinstance(worker_threads, int) or worker_threads < 1:
-            raise OptionError(f"worker_threads={worker_threads!r} must be a number from 1 up")
+        for name, number, least in (
+            ("worker_threads", worker_threads, 1),
+            ("restart_workers", restart_workers, 0),
+            ("snapshot_every_n_steps", snapshot_every_n_steps, 1),
+        ):
+            if not isinstance(number, int) or number < least:
+                raise OptionError(f"{name}={number!r} must be a number from {least} up")
         if sampler is None and batch_sampler is None and batch_size is not None:
             own = getattr(dataset, "fastfeed_sampler", None)
             if own is not None:
@@ -93,8 +109,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             **newer,
         )
         self.worker_threads = worker_threads
+        self.restart_workers = restart_workers
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._stats = Stats()
         self._epoch = 0
+        self._progress: Progress | None = None
+        self._pending: LoaderState | None = None
 
     @property
     def stats(self) -> Stats:
@@ -111,20 +131,93 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, here and wherever else it is kept."""
+        if self._pending is not None and self._pending.epoch != epoch:
+            self._pending = None
         self._epoch = epoch
         for keeper in (self.sampler, self.batch_sampler, self.dataset):
             if callable(getattr(keeper, "set_epoch", None)):
                 keeper.set_epoch(epoch)  # type: ignore[union-attr]
 
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop stands: what it was given, not what was prefetched.
+
+        Plain containers, numbers and tensors (and the states of samplers and data sets that have
+        their own), a few kilobytes. Once an epoch has ended it is the state of the next one's
+        beginning.
+        """
+        self._must_not_be_pipes()
+        if self._pending is not None:
+            return self._pending.as_dict()
+        if self._progress is None:
+            state = resting(self._index_sampler, self.generator, epoch=self._next_epoch())
+        else:
+            state = self._progress.capture()
+        return replace(state, data=self._data()).as_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state at the next `iter()`: the rest of its epoch, then the ones after it.
+
+        Generators that the order is drawn from (`generator`, or torch's global one) get the states
+        they had. The number of workers may differ for map-style data; that of ranks as well for
+        `ShardDataset`.
+
+        Raises OptionError if the state is of other data (unless `strict` is false), or cannot be
+        resumed in this number of workers.
+        """
+        self._must_not_be_pipes()
+        state = LoaderState.of(state_dict)
+        state.check(self._data() if strict else {}, workers=self.num_workers)
+        self._pending = state
+
+    def _data(self) -> dict[str, Any]:
+        """Return what the data is, for a state to be compared with."""
+        try:
+            samples = len(self.dataset)  # type: ignore[arg-type]
+        except TypeError:
+            samples = None
+        if isinstance(self.sampler, ShardSampler):  # its state says more than batches and ranks
+            return {"samples": samples, "shards": self.sampler.fingerprint()}
+        ranks = [getattr(one, "num_replicas", None) for one in samplers_of(self._index_sampler)]
+        return {
+            "samples": samples,
+            "batch size": self.batch_size,
+            "ranks": next((count for count in ranks if count is not None), 1),
+        }
+
+    def _must_not_be_pipes(self) -> None:
+        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
+            raise OptionError(
+                "data pipes keep no state that a loader can save",
+                way_out="Make the data an IterableDataset with state_dict and load_state_dict",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the loader has not begun."""
+        return {**self.__dict__, "_progress": None}
+
     # What the iterators ask for
 
-    def begin_epoch(self) -> int:
-        """Return the epoch that is beginning, and advance."""
-        epoch = self._epoch
-        if isinstance(self.sampler, ShardSampler):
-            epoch = self.sampler.epoch
-        self._epoch = epoch + 1
-        return epoch
+    def _next_epoch(self) -> int:
+        return self.sampler.epoch if isinstance(self.sampler, ShardSampler) else self._epoch
+
+    def take_state(self) -> LoaderState | None:
+        """Return the state to resume, once."""
+        state, self._pending = self._pending, None
+        return state
+
+    def begin_epoch(self, state: LoaderState | None) -> Progress:
+        """Return the progress of the epoch that is beginning, or of the one that is resumed."""
+        self._progress = progress = Progress(
+            self._index_sampler,
+            self.generator,
+            epoch=self._next_epoch() if state is None else state.epoch,
+            resumed=state,
+            snapshot_every=self.snapshot_every_n_steps,
+        )
+        self._epoch = progress.epoch + 1
+        return progress
 
     def region_bytes(self, memory: int | None) -> int:
         """Return the size of each worker's region when `memory` bytes are left."""

@@ -29,6 +29,10 @@ class Planned(Protocol):
         """Return the plan of an epoch."""
         ...
 
+    def fingerprint(self) -> str:
+        """Return a digest of all that the plan depends on."""
+        ...
+
 
 class ShardSampler(DistributedSampler[int]):
     """Gives each rank its part of the data set's order; every epoch has another one by itself.
@@ -39,8 +43,12 @@ class ShardSampler(DistributedSampler[int]):
     samples of the order are repeated to fill up the last round.
 
     `epoch` is the epoch that the next iteration will have. It advances when an iteration starts;
-    `set_epoch` sets it.
+    `set_epoch` sets it. `state_dict` counts samples over all ranks, so an epoch goes on right on
+    another number of ranks.
     """
+
+    draws_nothing = True
+    """The order comes from the data set's seed and the epoch, not from a generator."""
 
     def __init__(
         self,
@@ -62,6 +70,10 @@ class ShardSampler(DistributedSampler[int]):
         )
         self._planned = dataset
         self._asked = (num_replicas, rank)
+        self._at: tuple[int, int] | None = None
+        """Epoch and position over all ranks of the iteration that is under way."""
+        self._first = 0
+        """Position at which the next iteration starts."""
 
     def __len__(self) -> int:
         world, _ = _world(*self._asked)
@@ -70,28 +82,59 @@ class ShardSampler(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's sample indices; the epoch is taken when the first one is asked for."""
-        epoch = self.epoch
-        self.epoch = epoch + 1
+        epoch, first = self.epoch, self._first
+        self.epoch, self._first = epoch + 1, 0
+        self._at = (epoch, first)
         self.num_replicas, self.rank = _world(*self._asked)
         self.num_samples = len(self)
-        self.total_size = self.num_samples * self.num_replicas
-        for indices in self._share(epoch):
+        left = len(self._planned) - first
+        ranks = self.num_replicas
+        self.total_size = first + (left // ranks if self.drop_last else -(-left // ranks)) * ranks
+        for indices in self._share(epoch, first):
             for chunk in np.array_split(indices, range(_CHUNK, len(indices), _CHUNK)):
-                yield from chunk.tolist()
+                for index in chunk.tolist():
+                    first += ranks
+                    self._at = (epoch, first)
+                    yield index
+        self._at = None
 
-    def _share(self, epoch: int) -> Iterator[NDArray[np.int64]]:
-        """Yield this rank's part of the order, a window at a time."""
+    def fingerprint(self) -> str:
+        """Return a digest of what the order depends on, besides the epoch and the ranks."""
+        return f"{self._planned.fingerprint()}-{'shuffled' if self.shuffle else 'in order'}"
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and how many samples all ranks together were given in it."""
+        epoch, position = self._at or (self.epoch, self._first)
+        return {"epoch": epoch, "position": position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a state at the next iteration."""
+        self.epoch, self._first = state["epoch"], state["position"]
+        self._at = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration; one that is resumed goes on if it is the same."""
+        if epoch != self.epoch:
+            self._first = 0
+        self.epoch = epoch
+
+    def _share(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
+        """Yield this rank's part of the order from a position on, a window at a time."""
         position, head = 0, np.empty(0, dtype=np.int64)
         for window in self._windows(epoch):
-            kept = window[: self.total_size - position]  # shorter only with drop_last
             if len(head) < self.num_replicas:
-                head = np.concatenate([head, kept])[: self.num_replicas]
-            yield kept[(self.rank - position) % self.num_replicas :: self.num_replicas]
+                head = np.concatenate([head, window])[: self.num_replicas]
+            kept = window[: self.total_size - position]  # shorter only with drop_last
+            start = max(0, first - position)
+            if start < len(kept):
+                after = position + start - first
+                yield kept[start + (self.rank - after) % self.num_replicas :: self.num_replicas]
             position += len(kept)
-        missing = self.total_size - position
+        missing = self.total_size - max(position, first)
         if missing > 0 and len(head):
+            after = max(position, first) - first
             padding = np.resize(head, missing)
-            yield padding[(self.rank - position) % self.num_replicas :: self.num_replicas]
+            yield padding[(self.rank - after) % self.num_replicas :: self.num_replicas]
 
     def _windows(self, epoch: int) -> Iterator[NDArray[np.int64]]:
         if self.shuffle:

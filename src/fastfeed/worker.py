@@ -25,13 +25,15 @@ from fastfeed.collating.failure import Failure
 from fastfeed.collating.fetch import TorchFetcher, make_fetcher
 from fastfeed.collating.pack import Packed, pack
 from fastfeed.errors import EmptyBatchError
+from fastfeed.parcel import Parcel
+from fastfeed.resume import START, Place
 from fastfeed.slots.writer import SlotWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-    from fastfeed.collating.fetch import Fetcher, Source
+    from fastfeed.collating.fetch import Source
     from fastfeed.slots.channel import Channel
     from fastfeed.slots.region import Region
 
@@ -44,14 +46,19 @@ READY = b"ready"
 class WorkerSetup:
     """What a worker is told once, at its start."""
 
-    source: Source
+    source: Source | Parcel
     base_seed: int
-    init_fn: Callable[[int], None] | None
     worker: int
     workers: int
     threads: int
     trainer: int
     """Process id of the trainer."""
+    place: Place = START
+    """Where to begin."""
+    generation: int = 0
+    """The epoch to begin in, counted from the iterator's first."""
+    snapshot_every: int = 1
+    """An iterable data set that has a state is asked for it after so many batches."""
 
 
 class Job(NamedTuple):
@@ -77,6 +84,8 @@ class Result(NamedTuple):
     """An iterable data set has no more in this worker."""
     busy_s: float
     report: Any
+    state: Any
+    """The data set's own after this batch, None if it was not asked or has none."""
 
 
 class _Watch(threading.Thread):
@@ -142,34 +151,35 @@ def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
     _Watch(setup.trainer).start()
     writer = SlotWriter(region)
     stack_into(writer)
-    _seed(setup)
+    if not isinstance(setup.source, Parcel):
+        _seed(setup, setup.source.dataset)  # before READY: a lock copied by the fork would show
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has hung up, or is gone
         ends.channel.send([READY])
-        fetcher, failure = _start(setup)
+        maker, failure = _start(setup)
         ended = False
         while (message := ends.channel.wait()) is not None:
             job = Job(*pickle.loads(message[0]))
             writer.give_back(job.freed)
             if job.number is None:
                 ended = False
-                failure = _restart(fetcher, failure)
+                failure = _restart(maker, failure)
             elif not ended:
                 private: list[Any] = []
-                if failure is not None or fetcher is None:
+                if failure is not None or maker is None:
                     result = _failed(setup, job, failure)
                 else:
-                    result, private = _work(setup, job, fetcher, writer)
+                    result, private = _work(setup, job, maker, writer)
                 ended = result.ended
                 pieces = [piece.reshape(-1).view(np.uint8).data for piece in private]
                 ends.channel.send([pickle.dumps(tuple(result), pickle.HIGHEST_PROTOCOL), *pieces])
 
 
-def _restart(fetcher: Fetcher | None, failure: Failure | None) -> Failure | None:
+def _restart(maker: _Maker | None, failure: Failure | None) -> Failure | None:
     """Begin an epoch, and return why this worker cannot make its batches, if so."""
-    if not isinstance(fetcher, TorchFetcher):
+    if maker is None:
         return failure
     try:
-        fetcher.restart()
+        maker.restart()
     except Exception as error:  # noqa: BLE001 - it is raised in the trainer
         return Failure.of(error)
     return None
@@ -190,7 +200,7 @@ def _die_with(life: Connection) -> None:
             fcntl.fcntl(end, fcntl.F_SETFL, fcntl.fcntl(end, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _seed(setup: WorkerSetup) -> None:
+def _seed(setup: WorkerSetup, dataset: Any) -> None:
     """Seed the generators exactly as torch's worker does."""
     seed = setup.base_seed + setup.worker
     random.seed(seed)
@@ -198,22 +208,49 @@ def _seed(setup: WorkerSetup) -> None:
     numbers = torch_worker._generate_state(setup.base_seed, setup.worker)  # type: ignore[no-untyped-call]  # noqa: SLF001
     np.random.seed(numbers)  # noqa: NPY002
     torch_worker._worker_info = torch_worker.WorkerInfo(  # noqa: SLF001
-        id=setup.worker, num_workers=setup.workers, seed=seed, dataset=setup.source.dataset
+        id=setup.worker, num_workers=setup.workers, seed=seed, dataset=dataset
     )
 
 
-def _start(setup: WorkerSetup) -> tuple[Fetcher | None, Failure | None]:
-    """Run the user's init function and make the fetcher."""
+class _Maker:
+    """The fetcher, and when to ask the data set for its state."""
+
+    def __init__(self, setup: WorkerSetup, source: Source) -> None:
+        self.fetcher = make_fetcher(source, threads=setup.threads, place=setup.place)
+        self.iterable = source.kind == _DatasetKind.Iterable
+        self._every = setup.snapshot_every if self.iterable else 1
+        self._made = 0
+
+    def restart(self) -> None:
+        """Begin an epoch."""
+        self._made = 0
+        if isinstance(self.fetcher, TorchFetcher):
+            self.fetcher.restart()
+
+    def take_state(self) -> Any:
+        """Return the data set's state after a batch, if it is due."""
+        self._made += 1
+        if self._made % self._every or not isinstance(self.fetcher, TorchFetcher):
+            return None
+        return self.fetcher.state()
+
+
+def _start(setup: WorkerSetup) -> tuple[_Maker | None, Failure | None]:
+    """Take the data set, seed, run the user's init function and make the fetcher."""
     try:
-        if setup.init_fn is not None:
-            setup.init_fn(setup.worker)
-        return make_fetcher(setup.source, threads=setup.threads), None
+        source = setup.source
+        if isinstance(source, Parcel):
+            source = source.open()
+            _seed(setup, source.dataset)
+        if source.init_fn is not None:
+            source.init_fn(setup.worker)
+        return _Maker(setup, source), None
     except Exception as error:  # noqa: BLE001 - it is raised in the trainer
         return None, Failure.of(error)
 
 
 def _work(
-    setup: WorkerSetup, job: Job, fetcher: Fetcher, writer: SlotWriter
+    setup: WorkerSetup, job: Job, maker: _Maker, writer: SlotWriter
 ) -> tuple[Result, list[Any]]:
     """Make one batch."""
     started = time.perf_counter()
@@ -222,22 +259,23 @@ def _work(
     packed: Packed | None
     try:
         try:
-            batch = fetcher.fetch(job.index, job.epoch, writer)
+            batch = maker.fetcher.fetch(job.index, job.epoch, writer)
         except EmptyBatchError:
             packed = None
         else:
             packed, private = pack(batch, writer)
             del batch
+        state = maker.take_state()
         extents = writer.commit()
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         writer.begin()
-        if isinstance(error, StopIteration) and setup.source.kind == _DatasetKind.Iterable:
+        if isinstance(error, StopIteration) and maker.iterable:
             return _failed(setup, job, None)._replace(ended=True), []
         return _failed(setup, job, Failure.of(error)), []
     busy_s = time.perf_counter() - started
-    report = fetcher.take_report()
+    report = maker.fetcher.take_report()
     return (
         Result(
             worker=setup.worker,
@@ -249,6 +287,7 @@ def _work(
             ended=False,
             busy_s=busy_s,
             report=report,
+            state=state,
         ),
         private,
     )
@@ -256,5 +295,5 @@ def _work(
 
 def _failed(setup: WorkerSetup, job: Job, failure: Failure | None) -> Result:
     return Result(
-        setup.worker, job.generation, job.number or 0, None, (), failure, False, 0.0, None
+        setup.worker, job.generation, job.number or 0, None, (), failure, False, 0.0, None, None
     )

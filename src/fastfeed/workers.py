@@ -1,8 +1,10 @@
 """The worker processes of one loader, seen from the trainer: start, jobs, results, death, end.
 
-Success: every job brings one result. Failure: a worker that dies raises WorkerError in `receive`,
-with its pid and what it worked on; the others are stopped by `close`. Cancellation: `close`
-asks the workers to stop, then terminates, then kills them; it never waits longer than its graces.
+Success: every job brings one result. Failure: a worker that dies is replaced as often as allowed,
+and the new one gets the jobs that brought no result yet, each once; then, `receive` raises
+WorkerError with its pid and what it worked on, and the others are stopped by `close`. Cancellation:
+`close` asks the workers to stop, then terminates, then kills them; it never waits longer than its
+graces.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ import threading
 import time
 from collections import deque
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
+from fastfeed.parcel import Parcel, find_unpicklable
+from fastfeed.resume import Place
 from fastfeed.slots.channel import Channel, channels
 from fastfeed.slots.forks import our_fork
 from fastfeed.slots.lease import Lender
@@ -47,6 +51,14 @@ _GRACE_S, _TERM_S = 1.5, 0.5
 # Seconds after its fork until a worker must have reported, and how many may be forked again. It
 # takes milliseconds, unless the child waits for a lock that was copied closed.
 _REPORT_S, _REPLACEMENTS = 5.0, 5
+
+
+class Arrival(NamedTuple):
+    """A result, with the pieces that came beside it and who lends its memory."""
+
+    result: Result
+    private: list[bytes]
+    lender: Lender
 
 
 class _Worker:
@@ -73,25 +85,32 @@ class _Worker:
                     self.process.start()
         finally:
             self.region.close_descriptor()
-        self.jobs: dict[tuple[int, int], Any] = {}
-        """Index of each job that has no result yet."""
-        self.early: list[Sequence[bytes]] | None = []
-        """What was sent before the worker reported; None once it has."""
+        self.jobs: dict[tuple[int, int], Job] = {}
+        """Each job that has no result yet."""
+        self.generation = setup.generation
+        self.place = setup.place
+        """How far it is in its epoch, as far as its results have arrived."""
+        self.reported = False
         self.silent_at = time.monotonic() + _REPORT_S if plan.forks else math.inf
         """When a worker that has not reported counts as silent."""
 
-    def post(self, message: Sequence[bytes]) -> None:
-        """Send a message without waiting; to a dead worker it is lost."""
-        if self.early is not None:
-            self.early.append(message)
-        self.channel.post(message)
+    def post(self, job: Job) -> None:
+        """Send a job without waiting; to a dead worker it is lost."""
+        if job.number is None:
+            self.place = Place(self.place.state)
+            self.generation = job.generation
+        else:
+            self.jobs[job.generation, job.number] = job._replace(freed=[])
+        self.channel.post([pickle.dumps(tuple(job), pickle.HIGHEST_PROTOCOL)])
 
     def done(self, result: Result) -> None:
         """Strike off a job, and those after it that an ended worker does not do."""
         self.jobs.pop((result.generation, result.number), None)
+        if result.generation == self.generation and not result.ended:
+            self.place = self.place.after(result.state)
         if result.ended:
-            for job in [job for job in self.jobs if job[0] == result.generation]:
-                del self.jobs[job]
+            for left in [left for left in self.jobs if left[0] == result.generation]:
+                del self.jobs[left]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +132,25 @@ class WorkerPool:
     """Workers 0 to n - 1. Used by one thread at a time."""
 
     def __init__(
-        self, context: BaseContext, setups: Sequence[WorkerSetup], *, capacity: int
+        self,
+        context: BaseContext,
+        setups: Sequence[WorkerSetup],
+        *,
+        capacity: int,
+        restarts: int = 0,
     ) -> None:
         self._pid = os.getpid()
         self._workers: list[_Worker] = []
         self._selector = selectors.DefaultSelector()
         self._closed = False
-        self._results: deque[tuple[Result, list[bytes]]] = deque()
+        self._results: deque[Arrival] = deque()
         self._life: tuple[Connection, ...] = ()
-        self._replaced = 0
+        self._parcel: Parcel | None = None
+        self._restarts, self._replaced, self._silent = restarts, 0, 0
         try:
             self._life = life = context.Pipe(duplex=False)
+            if context.get_start_method() != "fork":
+                setups = self._pack_once(setups)
             self._plan = _Plan(context, setups, capacity, life)
             for number in range(len(setups)):
                 self._workers.append(self._make(number))
@@ -136,9 +163,29 @@ class WorkerPool:
                 ) from error
             raise
 
-    def _make(self, number: int) -> _Worker:
-        others = [own.channel for own in self._workers]
-        worker = _Worker(self._plan, self._plan.setups[number], others)
+    def _pack_once(self, setups: Sequence[WorkerSetup]) -> Sequence[WorkerSetup]:
+        """Pickle what all workers need once, where it can be pickled outside of their start."""
+        source = setups[0].source
+        try:
+            self._parcel = Parcel(source)
+        except Exception as error:  # whatever a user's class raises
+            path = find_unpicklable(getattr(source, "dataset", None), "dataset")
+            path = path or find_unpicklable(source, "loader")
+            if path is not None:
+                error.add_note(
+                    f"{path} cannot be pickled, which every start method but fork needs; a "
+                    "function at the top of a module can be, a lambda or an open file cannot"
+                )
+                raise
+            return setups  # each process can take it along, as torch has it
+        return [replace(setup, source=self._parcel) for setup in setups]
+
+    def _make(self, number: int, instead_of: _Worker | None = None) -> _Worker:
+        others = [own.channel for own in self._workers if own is not instead_of]
+        setup = self._plan.setups[number]
+        if instead_of is not None:
+            setup = replace(setup, place=instead_of.place, generation=instead_of.generation)
+        worker = _Worker(self._plan, setup, others)
         self._selector.register(worker.channel, _READ, number)
         self._selector.register(worker.process.sentinel, _READ, number)
         return worker
@@ -161,19 +208,19 @@ class WorkerPool:
         """
         self._must_be_open()
         own = self._workers[worker]
-        job = Job(generation, number, index, epoch, own.lender.returned())
-        if number is not None:
-            own.jobs[generation, number] = index
-        message = [pickle.dumps(tuple(job), pickle.HIGHEST_PROTOCOL)]
+        self._post(worker, Job(generation, number, index, epoch, own.lender.returned()))
+
+    def _post(self, worker: int, job: Job) -> None:
+        own = self._workers[worker]
         try:
-            own.post(message)
+            own.post(job)
             if own.channel.crowded:
                 self._selector.modify(own.channel, _READ | _WRITE, worker)
         except BaseException:
             self._cut_off()
             raise
 
-    def receive(self, timeout: float | None) -> tuple[Result, list[bytes]] | None:
+    def receive(self, timeout: float | None) -> Arrival | None:
         """Return the next result, waiting for it; None if the time is over."""
         self._must_be_open()
         until = math.inf if timeout is None else time.monotonic() + timeout
@@ -187,10 +234,15 @@ class WorkerPool:
             empty = [number for number in ready if not self._take_in(number, ended=ended)]
             dead = [number for number in empty if number in ended]
             if dead and not self._results:
-                raise self._dead(dead[0])
-        result, private = self._results.popleft()
-        self._workers[result.worker].done(result)
-        return result, private
+                error = self._dead(dead[0])
+                if self._replaced >= self._restarts:
+                    raise error
+                log.warning("%s. Another one takes its place", error)
+                self._replaced += 1
+                self._replace(dead[0])
+        arrival = self._results.popleft()
+        self._workers[arrival.result.worker].done(arrival.result)
+        return arrival
 
     def _take_in(self, number: int, *, ended: set[int]) -> bool:
         """Take what a worker sent, and say whether it was anything."""
@@ -209,16 +261,16 @@ class WorkerPool:
             raise
         for first, *private in messages:
             if first == READY:
-                own.early = None
+                own.reported = True
             else:
-                self._results.append((Result(*pickle.loads(first)), private))
+                self._results.append(Arrival(Result(*pickle.loads(first)), private, own.lender))
         return bool(messages)
 
     def _wait(self, until: float) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for workers that have something for us; nothing is returned if the time is over."""
         while True:
             silent_at = min(
-                (own.silent_at for own in self._workers if own.early is not None), default=math.inf
+                (own.silent_at for own in self._workers if not own.reported), default=math.inf
             )
             first = min(until, silent_at)
             events = self._selector.select(
@@ -227,10 +279,10 @@ class WorkerPool:
             if events or time.monotonic() >= until:
                 return events
             for number, own in enumerate(self._workers):
-                if own.early is not None and own.silent_at <= time.monotonic():
-                    self._replace(number)
+                if not own.reported and own.silent_at <= time.monotonic():
+                    self._replace_silent(number)
 
-    def _replace(self, number: int) -> None:
+    def _replace_silent(self, number: int) -> None:
         """Fork a worker anew that was silent from the start, and give it the same jobs.
 
         Another thread of the trainer may hold a lock, of torch's generator for one, while we fork:
@@ -238,7 +290,7 @@ class WorkerPool:
         """
         old = self._workers[number]
         old.process.kill()
-        if self._replaced == _REPLACEMENTS:
+        if self._silent == _REPLACEMENTS:
             raise WorkerError(
                 f"DataLoader worker {number} (pid(s) {old.process.pid}) has not reported in "
                 f"{_REPORT_S:.0f} s, nor have {_REPLACEMENTS} others before it; the start method "
@@ -247,15 +299,22 @@ class WorkerPool:
                 "threads, or use multiprocessing_context='forkserver'",
             )
         old.process.join(_TERM_S)
+        self._silent += 1
+        log.warning("DataLoader worker %d was silent after its fork; it is forked again", number)
+        self._replace(number)
+
+    def _replace(self, number: int) -> None:
+        """Start another worker in the place of a dead one, with the jobs that have no result."""
+        old = self._workers[number]
         self._selector.unregister(old.channel)
         self._selector.unregister(old.process.sentinel)
-        self._replaced += 1
-        log.warning("DataLoader worker %d was silent after its fork; it is forked again", number)
-        self._workers[number] = new = self._make(number)
+        self._workers[number] = self._make(number, instead_of=old)
         old.channel.close()
-        new.jobs = old.jobs
-        for message in old.early or ():
-            new.post(message)
+        old.lender.close()
+        old.process.close()
+        for (generation, _), job in old.jobs.items():
+            if generation == old.generation:  # others are of an epoch that was left
+                self._post(number, job)
 
     def _cut_off(self) -> None:
         """End the workers: an interrupt has cut a message, and what follows it means nothing."""
@@ -276,8 +335,14 @@ class WorkerPool:
         """Describe how a worker ended and what it had to do."""
         own = self._workers[worker]
         own.process.join(_TERM_S)
-        job = next(((number, index) for (_, number), index in own.jobs.items()), None)
-        return death(worker, pid=own.process.pid, exit_code=own.process.exitcode, job=job)
+        job = next(((number, job.index) for (_, number), job in own.jobs.items()), None)
+        return death(
+            worker,
+            pid=own.process.pid,
+            exit_code=own.process.exitcode,
+            job=job,
+            began=own.reported,
+        )
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:
         """End all workers; does nothing the second time, nor in a forked copy of the trainer.
@@ -299,6 +364,8 @@ class WorkerPool:
         for own in self._workers:
             if own.process.exitcode is not None:
                 own.process.close()
+        if self._parcel is not None:
+            self._parcel.close()
         for life in self._life:  # workers die when it closes, so it comes last
             life.close()
         self._selector.close()

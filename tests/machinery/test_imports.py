@@ -16,13 +16,13 @@ TOOL = ROOT / "tools" / "shard_builder" / "fastfeed_shard"
 # Each part may import those before it (and itself). Parts on one line know nothing of each other.
 ORDER = [
     {"version", "errors"},
-    {"topology", "stats", "plan", "shardfile"},
+    {"topology", "stats", "plan", "shardfile", "resume"},
     {"options"},
     {"policy", "storage", "fields", "transform"},
     {"reading", "sampler", "decoding", "slots"},
     {"collating"},
-    {"readahead"},
-    {"feed", "worker"},
+    {"readahead", "parcel", "indices"},
+    {"feed", "worker", "progress"},
     {"workers", "dataset"},
     {"iteration"},
     {"loader"},

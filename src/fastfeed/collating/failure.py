@@ -91,15 +91,28 @@ _HINTS: dict[int, str] = {
 }
 
 
+_NOT_BEGUN = (
+    "It never began: its own message stands above. With the start methods spawn and forkserver a "
+    "script must keep what it does under `if __name__ == '__main__':`"
+)
+
+
 def death(
-    worker: int, *, pid: int | None, exit_code: int | None, job: tuple[int, Any] | None
+    worker: int,
+    *,
+    pid: int | None,
+    exit_code: int | None,
+    job: tuple[int, Any] | None,
+    began: bool = True,
 ) -> WorkerError:
     """Return the error for a worker that is no more: how it ended, and which batch it was making.
 
     `exit_code` is negative for a signal, None if the process still lives without its pipe; `job` is
-    the number and index of the batch.
+    the number and index of the batch; `began` is false if the worker never reported.
     """
     hint = "Run with num_workers=0 to see the error where it happens"
+    if not began:
+        hint = _NOT_BEGUN
     if exit_code is None:
         how = "closed its pipe"
     elif exit_code < 0:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data.dataloader import _DatasetKind, default_collate
 
+from fastfeed.resume import START
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastfeed.collating.collate import Writer
+    from fastfeed.resume import Place
 
 
 # Data sets within data sets that are looked through.
@@ -27,6 +30,8 @@ class Source:
     auto_collation: bool
     collate_fn: Callable[..., Any]
     drop_last: bool
+    init_fn: Callable[[int], None] | None = None
+    """Run in a worker before all else."""
 
 
 class Fetcher(Protocol):
@@ -47,15 +52,16 @@ class Fetcher(Protocol):
 class TorchFetcher:
     """Makes batches as torch's workers do: data set items through the collate function."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, place: Place = START) -> None:
         self._source = source
         self._shards = shards_under(source.dataset)
         self._epoch: int | None = None
-        self.restart()
+        self.restart(place)
 
-    def restart(self) -> None:
-        """Begin an epoch: iterable data sets start over."""
+    def restart(self, place: Place = START) -> None:
+        """Begin an epoch: iterable data sets start over, or go to a place."""
         source = self._source
+        load_dataset(source.dataset, place)
         self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             source.kind,
             source.dataset,
@@ -63,17 +69,73 @@ class TorchFetcher:
             source.collate_fn,
             source.drop_last,
         )
+        self._skip = load_iterator(self._fetcher, place)
 
     def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:  # noqa: ARG002
         """Return the batch that torch's worker would return."""
         if epoch != self._epoch and self._shards is not None:
             self._shards.set_epoch(epoch)
         self._epoch = epoch
+        if self._skip:
+            skip(self._fetcher, indices, self._skip)
+            self._skip = 0
         return self._fetcher.fetch(indices)
 
     def take_report(self) -> Any:
         """Return what shards beneath the data set have to tell."""
         return None if self._shards is None else self._shards.fastfeed_take_report()
+
+    def state(self) -> Any:
+        """Return the state of the data set and of its iterator, where they keep one."""
+        return state_of(self._source.dataset, self._fetcher)
+
+
+def has_state(thing: Any) -> bool:
+    """Say whether something keeps a state as torchdata's Stateful does."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+def state_of(dataset: Any, fetcher: Any) -> Any:
+    """Return the state of a data set and of its iterator; None if neither keeps one."""
+    holders = {"dataset": dataset, "iterator": getattr(fetcher, "dataset_iter", None)}
+    if holders["iterator"] is dataset:
+        del holders["iterator"]
+    state = {n: one.state_dict() for n, one in holders.items() if has_state(one)}
+    if state and getattr(fetcher, "ended", False):
+        state["ended"] = True  # it may be back at its beginning already
+    return state or None
+
+
+def load_dataset(dataset: Any, place: Place) -> None:
+    """Give a data set its state of a place, before anything is asked of it."""
+    if place.state is not None and "dataset" in place.state:
+        dataset.load_state_dict(place.state["dataset"])
+
+
+def load_iterator(fetcher: Any, place: Place) -> int:
+    """Give a fetcher's iterator its state of a place; returns how many batches to skip then."""
+    iterator = getattr(fetcher, "dataset_iter", None)
+    if iterator is None:
+        return 0
+    if place.state is not None and "iterator" in place.state:
+        iterator.load_state_dict(place.state["iterator"])
+    fetcher.ended = place.state is not None and "ended" in place.state
+    return place.steps
+
+
+def skip(fetcher: Any, indices: Any, count: int) -> None:
+    """Have a fetcher make batches for nobody."""
+    collate, fetcher.collate_fn = fetcher.collate_fn, lambda _: None
+    try:
+        for _ in range(count):
+            try:
+                fetcher.fetch(indices)
+            except StopIteration:
+                return
+            except Exception:  # noqa: BLE001, S112 - it was raised when the batch was made first
+                continue
+    finally:
+        fetcher.collate_fn = collate
 
 
 def shards_under(dataset: Any) -> Any:
@@ -85,10 +147,10 @@ def shards_under(dataset: Any) -> Any:
     return None
 
 
-def make_fetcher(source: Source, *, threads: int) -> Fetcher:
+def make_fetcher(source: Source, *, threads: int, place: Place = START) -> Fetcher:
     """Return the data set's own fetcher if it has one and nothing stands between, else torch's."""
     own = getattr(source.dataset, "fastfeed_fetcher", None)
     if own is not None and source.auto_collation and source.collate_fn is default_collate:
         fetcher: Fetcher = own(threads=threads)
         return fetcher
-    return TorchFetcher(source)
+    return TorchFetcher(source, place)

@@ -27,7 +27,7 @@ class Region:
     def __init__(self, capacity: int) -> None:
         capacity = max(1, capacity // mmap.PAGESIZE) * mmap.PAGESIZE
         self.capacity = capacity
-        descriptor = _anonymous_file()
+        descriptor = anonymous_file()
         try:
             os.ftruncate(descriptor, capacity)
             self._map = mmap.mmap(descriptor, capacity)
@@ -82,7 +82,8 @@ class Region:
         self.base = self._base()
 
 
-def _anonymous_file() -> int:
+def anonymous_file() -> int:
+    """Return the descriptor of a file without a name, in memory where the system has that."""
     if hasattr(os, "memfd_create"):
         # Not /dev/shm: containers cap it at 64 MB, and writing beyond that is a SIGBUS.
         return os.memfd_create("fastfeed", os.MFD_CLOEXEC)
