@@ -96,6 +96,7 @@ def test_no_pickle_outside_our_own_pipes(path):
     """Nothing that reads a shard can unpickle, run a shell or evaluate."""
     may_pickle = path.is_relative_to(PACKAGE) and part_of(path) in {
         "collating",
+        "parcel",
         "worker",
         "workers",
     }
