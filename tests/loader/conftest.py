@@ -77,7 +77,7 @@ def is_same(a, b):
     return a == b
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def same():
     """The comparison of two trees."""
     return is_same
