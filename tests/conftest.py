@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -39,8 +40,21 @@ def _gauge() -> dict[str, int]:
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "threads": threading.active_count(),
         "children": len(pids),
-        "shared memory files": len(list(Path("/dev/shm").iterdir())),
+        "shared memory files": sum(map(_is_ours, Path("/dev/shm").iterdir())),
     }
+
+
+def _is_ours(path: Path) -> bool:
+    """Say whether a file of shared memory may come from here; torch's name their process."""
+    named = re.match(r"torch_(\d+)_", path.name)
+    if named is None:
+        return True
+    try:
+        status = Path(f"/proc/{named[1]}/stat").read_text()
+    except OSError:
+        return True  # its process is gone, and may have been a worker of ours
+    parent = int(status.rpartition(")")[2].split()[1])
+    return os.getpid() in {int(named[1]), parent}
 
 
 @pytest.fixture

@@ -19,33 +19,25 @@ from torch.utils.data._utils import pin_memory
 from torch.utils.data.dataloader import (
     _BaseDataLoaderIter,
     _DatasetKind,
-    _SingleProcessDataLoaderIter,
 )
 
-from fastfeed.collating.collate import HeapWriter
-from fastfeed.collating.failure import rebuild
 from fastfeed.collating.fetch import (
-    Source,
     has_state,
-    load_dataset,
-    load_iterator,
-    make_fetcher,
     shards_under,
-    skip,
-    state_of,
 )
-from fastfeed.collating.pack import unpack
-from fastfeed.errors import EmptyBatchError, WorkerError
+from fastfeed.errors import WorkerError
+from fastfeed.inprocess import count_samples, source_of
+from fastfeed.process import LEAST_REGION
 from fastfeed.progress import rewind
 from fastfeed.resume import START, Place
+from fastfeed.threads import ThreadPool
 from fastfeed.topology import memory_limit
 from fastfeed.worker import WorkerSetup
-from fastfeed.workers import LEAST_REGION, WorkerPool
+from fastfeed.workers import WorkerPool
 
 if TYPE_CHECKING:
+    from fastfeed.arrival import Arrival, Pool
     from fastfeed.loader import DataLoader
-    from fastfeed.progress import Progress
-    from fastfeed.workers import Arrival
 
 log = logging.getLogger("fastfeed")
 
@@ -54,10 +46,6 @@ log = logging.getLogger("fastfeed")
 _MEMORY_SHARE = 0.5
 # Seconds that the other workers get to end after one has died.
 _GRACE_AFTER_DEATH_S = 0.5
-# Batches that a user may hold of one worker, beyond those on their way, before they are copied.
-_KEPT = 2
-_MANY_KEPT = "many batches are kept at a time; they are copied out of shared memory"
-_FULL = "batches are larger than the shared memory of a worker; they are copied through its pipe"
 
 
 class WorkerIterator(_BaseDataLoaderIter):
@@ -91,10 +79,8 @@ class WorkerIterator(_BaseDataLoaderIter):
             places = list(state.places)
         if state is not None and state.base_seed is not None:
             self._base_seed = state.base_seed
-        source = source_of(self, loader)
         setups = [
             WorkerSetup(
-                source=source,
                 base_seed=int(self._base_seed),
                 worker=worker,
                 workers=self._num_workers,
@@ -105,18 +91,24 @@ class WorkerIterator(_BaseDataLoaderIter):
             )
             for worker in range(self._num_workers)
         ]
-        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
-        self._pool = WorkerPool(
-            context,
+        self._pool = self._pool_of(loader, setups)
+        self._close = weakref.finalize(self, self._pool.close)
+
+    def _pool_of(self, loader: DataLoader, setups: list[WorkerSetup]) -> Pool:
+        source = source_of(self, loader)
+        if loader.worker_kind == "thread":
+            return ThreadPool(source, setups)
+        return WorkerPool(
+            loader.multiprocessing_context or torch.multiprocessing.get_context(),
+            source,
             setups,
             capacity=loader.region_bytes(memory_limit()),
             restarts=loader.restart_workers,
         )
-        self._close = weakref.finalize(self, self._pool.close)
 
     def _reset(self, loader: DataLoader, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
         for arrival in self._arrived.values():  # of an epoch that was left early
-            self._give_up(arrival)
+            arrival.give_up()
         self._arrived = {}
         if not first_iter:
             self._state = loader.take_state()
@@ -207,16 +199,17 @@ class WorkerIterator(_BaseDataLoaderIter):
             try:
                 self._dispatch()
             except BaseException:  # the sampler failed; the batch is lost, its memory is not
-                self._give_up(arrival)
+                arrival.give_up()
                 raise
             if self._progress.places is not None:
                 self._note_next()
             if result.report is not None:
                 self._shards.fastfeed_report(result.report, self._stats)
                 samples -= result.report.skipped
-            if result.failure is not None:
-                raise rebuild(result.failure, result.worker)
-            if result.packed is not None:
+            error = arrival.error()
+            if error is not None:
+                raise error
+            if not arrival.empty:
                 return self._deliver(arrival, samples=samples, started=started)
 
     def _note_next(self) -> None:
@@ -263,7 +256,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         result = arrival.result
         if result.generation != self._generation:  # of an epoch that was left early
-            self._give_up(arrival)
+            arrival.give_up()
         elif result.ended:
             self._active[result.worker] = False
             self._owners.pop(result.number, None)
@@ -272,148 +265,25 @@ class WorkerIterator(_BaseDataLoaderIter):
             self._arrived[result.number] = arrival
 
     def _deliver(self, arrival: Arrival, *, samples: int, started: float) -> Any:
-        """Return the batch of a result: lying in the region, or copied if many are held."""
-        result, private, lender = arrival
-        packed = result.packed
-        if packed is None:
-            raise RuntimeError("a result without a batch is not delivered")
-        room = lender.region.capacity // max(1, packed.nbytes) - self._prefetch - 1
-        # What a worker made that has died since is copied too: nobody looks after its region.
-        orphaned = lender is not self._pool.lender(result.worker)
-        copy = orphaned or lender.lent >= min(room, self._prefetch + _KEPT)
-        batch = unpack(packed, private, lender.open(result.extents), copy=copy)
-        if private:
-            self._tell(_FULL)
+        """Return the batch of a result, pinned if need be."""
+        batch, nbytes, copied = arrival.open(prefetch=self._prefetch)
         if self._pin_memory:  # a copy by itself; what was lent is over when the originals die
             batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        elif copy and not orphaned:
-            self._tell(_MANY_KEPT)
+        elif copied:
+            self._tell(copied)
         self._stats.delivered(
             wait_s=time.perf_counter() - started,
-            busy_s=result.busy_s,
+            busy_s=arrival.result.busy_s,
             samples=samples,
-            nbytes=packed.nbytes,
-            copied=copy or bool(private),
+            nbytes=nbytes,
+            copied=copied is not None,
         )
         return batch
-
-    def _give_up(self, arrival: Arrival) -> None:
-        """Let go of a batch that nobody will get."""
-        if not self._pool.closed:
-            arrival.lender.open(arrival.result.extents).seal()
 
     def _tell(self, what: str) -> None:
         if what not in self._told:
             self._told.add(what)
             log.info(what)
-
-
-class InProcessIterator(_SingleProcessDataLoaderIter):
-    """Batches made in the trainer's own process, when there are no workers."""
-
-    _dataset: Any
-
-    def __init__(self, loader: DataLoader) -> None:
-        state = loader.take_state()
-        place = state.places[0] if state is not None and state.places else START
-        sampler, generator = loader._index_sampler, loader.generator  # noqa: SLF001
-        if state is not None:
-            rewind(state, sampler, generator)
-        self._progress = progress = loader.begin_epoch(state)
-        load_dataset(loader.dataset, place)
-        super().__init__(loader)
-        if state is not None and state.base_seed is not None:
-            self._base_seed = state.base_seed
-            if not state.begun:  # it was not drawn then
-                rewind(state, sampler, generator)
-                self._sampler_iter = iter(sampler)
-        self._stats = loader.stats
-        self._epoch = progress.epoch
-        self._fetcher: Any = None
-        self._shards = shards_under(self._dataset)
-        if self._shards is not None:
-            self._fetcher = make_fetcher(source_of(self, loader), threads=loader.worker_threads)
-        self._skipped = 0
-        iterable = self._dataset_kind == _DatasetKind.Iterable
-        self._steps = load_iterator(self._dataset_fetcher, place)
-        self._begin(progress, place, iterable=iterable)
-        if state is not None and state.begun:
-            self._num_yielded = progress.delivered
-
-    def _begin(self, progress: Progress, place: Place, *, iterable: bool) -> None:
-        progress.base_seed = int(self._base_seed)
-        if iterable or has_state(self._dataset):
-            progress.places, progress.ended = [place], [False]
-            dataset, fetcher = self._dataset, self._dataset_fetcher
-            progress.live_state = lambda: state_of(dataset, fetcher)
-        progress.start(self._sampler_iter, ordered=not iterable)
-
-    def _next_data(self) -> Any:
-        started = time.perf_counter()
-        try:
-            number, index = self._progress.next()
-            if self._steps:
-                steps, self._steps = self._steps, 0
-                skip(self._dataset_fetcher, index, steps)
-            batch = self._make(number, index)
-        except StopIteration:
-            self._progress.finish()
-            raise
-        seconds = time.perf_counter() - started
-        self._stats.delivered(
-            wait_s=seconds,
-            busy_s=seconds,
-            samples=(count_samples(index) if self._auto_collation else 1) - self._skipped,
-            nbytes=0,
-            copied=False,
-        )
-        return batch
-
-    def _make(self, number: int, index: Any) -> Any:
-        """Return the batch of an index; with skipped samples perhaps a later one."""
-        while True:
-            self._progress.deliver(number)
-            try:
-                batch = self._fetch(index)
-            except EmptyBatchError:
-                if self._fetcher is None:
-                    raise
-                number, index = self._progress.next()
-            else:
-                break
-        if self._pin_memory:
-            batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
-        return batch
-
-    def _fetch(self, index: Any) -> Any:
-        if self._fetcher is None:
-            return self._dataset_fetcher.fetch(index)
-        try:
-            return self._fetcher.fetch(index, self._epoch, HeapWriter())
-        finally:
-            report = self._fetcher.take_report()
-            self._skipped = report.skipped
-            self._shards.fastfeed_report(report, self._stats)
-
-
-def source_of(iterator: Any, loader: DataLoader) -> Source:
-    """Return where an iterator's batches come from."""
-    return Source(
-        dataset=iterator._dataset,  # noqa: SLF001 - torch's names, of our own iterators
-        kind=iterator._dataset_kind,  # noqa: SLF001
-        auto_collation=iterator._auto_collation,  # noqa: SLF001
-        collate_fn=iterator._collate_fn,  # noqa: SLF001
-        drop_last=iterator._drop_last,  # noqa: SLF001
-        init_fn=loader.worker_init_fn,
-    )
-
-
-def count_samples(index: Any) -> int:
-    """Return how many samples a batch sampler asks for; what it yields is its own affair."""
-    try:
-        return len(index)
-    except TypeError:
-        return 1
 
 
 def region_bytes(limit: int | None, workers: int) -> int:

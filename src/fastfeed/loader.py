@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
-from fastfeed.iteration import InProcessIterator, WorkerIterator, region_bytes
+from fastfeed.inprocess import InProcessIterator
+from fastfeed.iteration import WorkerIterator, region_bytes
 from fastfeed.options import AutoWorkers, resolve_workers
 from fastfeed.progress import Progress, resting
 from fastfeed.resume import LoaderState
@@ -37,6 +40,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_workers: may be `fastfeed.AUTO`: as many as the process may really use cores.
         worker_threads: threads in each worker that decode the samples of one batch side by side;
             for `ShardDataset` only.
+        worker_kind: "process", or "thread": workers are threads of this process, for data sets
+            whose work releases the GIL (or on a Python without one); nothing is pickled or forked.
         restart_workers: how many workers of an iterator may be started again after they died; the
             batches they had not made are made by the new one. 0: the first death is an error.
         snapshot_every_n_steps: an iterable data set that has `state_dict` and `load_state_dict` is
@@ -68,6 +73,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        worker_kind: Literal["process", "thread"] = "process",
         worker_threads: int = 1,
         restart_workers: int = 0,
         snapshot_every_n_steps: int = 1,
@@ -79,6 +85,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         ):
             if not isinstance(number, int) or number < least:
                 raise OptionError(f"{name}={number!r} must be a number from {least} up")
+        if worker_kind not in {"process", "thread"}:
+            raise OptionError(f'worker_kind={worker_kind!r} is neither "process" nor "thread"')
+        if worker_kind == "thread" and (multiprocessing_context is not None or restart_workers):
+            raise OptionError(
+                "worker threads have no start method and cannot be started again",
+                way_out="Leave multiprocessing_context and restart_workers out, or use "
+                'worker_kind="process"',
+            )
         if sampler is None and batch_sampler is None and batch_size is not None:
             own = getattr(dataset, "fastfeed_sampler", None)
             if own is not None:
@@ -108,6 +122,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             **newer,
         )
+        self.worker_kind = worker_kind
         self.worker_threads = worker_threads
         self.restart_workers = restart_workers
         self.snapshot_every_n_steps = snapshot_every_n_steps
@@ -196,6 +211,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the loader has not begun."""
         return {**self.__dict__, "_progress": None}
+
+    # What trainers ask for
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Accelerate asks this of every loader before it builds another one from its parts."""
+        if "accelerate.data_loader" in sys.modules:
+            # By name: the integrations stand on this module. Nobody else has to know of them.
+            import_module("fastfeed.integrations.accelerate").register(self)
+        return self.__dict__.get("_prepared", False)
+
+    @_is_accelerate_prepared.setter
+    def _is_accelerate_prepared(self, prepared: bool) -> None:
+        self._prepared = prepared
 
     # What the iterators ask for
 

@@ -22,10 +22,9 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from fastfeed.collating.collate import stack_into
 from fastfeed.collating.failure import Failure
-from fastfeed.collating.fetch import TorchFetcher, make_fetcher
+from fastfeed.collating.fetch import Source, TorchFetcher, make_fetcher
 from fastfeed.collating.pack import Packed, pack
 from fastfeed.errors import EmptyBatchError
-from fastfeed.parcel import Parcel
 from fastfeed.resume import START, Place
 from fastfeed.slots.writer import SlotWriter
 
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
-    from fastfeed.collating.fetch import Source
+    from fastfeed.parcel import Parcel
     from fastfeed.slots.channel import Channel
     from fastfeed.slots.region import Region
 
@@ -46,7 +45,6 @@ READY = b"ready"
 class WorkerSetup:
     """What a worker is told once, at its start."""
 
-    source: Source | Parcel
     base_seed: int
     worker: int
     workers: int
@@ -137,7 +135,7 @@ class Ends:
     """The trainer's own ends, which only a fork carried here."""
 
 
-def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
+def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends: Ends) -> None:
     """Be a worker until told to stop."""
     for end in ends.inherited:
         end.close()
@@ -151,11 +149,11 @@ def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
     _Watch(setup.trainer).start()
     writer = SlotWriter(region)
     stack_into(writer)
-    if not isinstance(setup.source, Parcel):
-        _seed(setup, setup.source.dataset)  # before READY: a lock copied by the fork would show
+    if isinstance(given, Source):
+        _seed(setup, given.dataset)  # before READY: a lock copied by the fork would show
     with suppress(BrokenPipeError, ConnectionResetError):  # the trainer has hung up, or is gone
         ends.channel.send([READY])
-        maker, failure = _start(setup)
+        maker, failure = _start(setup, given)
         ended = False
         while (message := ends.channel.wait()) is not None:
             job = Job(*pickle.loads(message[0]))
@@ -174,7 +172,7 @@ def run_worker(setup: WorkerSetup, region: Region, ends: Ends) -> None:
                 ends.channel.send([pickle.dumps(tuple(result), pickle.HIGHEST_PROTOCOL), *pieces])
 
 
-def _restart(maker: _Maker | None, failure: Failure | None) -> Failure | None:
+def _restart(maker: Maker | None, failure: Failure | None) -> Failure | None:
     """Begin an epoch, and return why this worker cannot make its batches, if so."""
     if maker is None:
         return failure
@@ -212,8 +210,8 @@ def _seed(setup: WorkerSetup, dataset: Any) -> None:
     )
 
 
-class _Maker:
-    """The fetcher, and when to ask the data set for its state."""
+class Maker:
+    """A worker's fetcher, and when to ask the data set for its state."""
 
     def __init__(self, setup: WorkerSetup, source: Source) -> None:
         self.fetcher = make_fetcher(source, threads=setup.threads, place=setup.place)
@@ -235,22 +233,23 @@ class _Maker:
         return self.fetcher.state()
 
 
-def _start(setup: WorkerSetup) -> tuple[_Maker | None, Failure | None]:
-    """Take the data set, seed, run the user's init function and make the fetcher."""
+def _start(setup: WorkerSetup, given: Source | Parcel) -> tuple[Maker | None, Failure | None]:
+    """Unpack the data set, run the user's init function and make the fetcher."""
     try:
-        source = setup.source
-        if isinstance(source, Parcel):
-            source = source.open()
+        if isinstance(given, Source):
+            source = given
+        else:
+            source = given.open()
             _seed(setup, source.dataset)
         if source.init_fn is not None:
             source.init_fn(setup.worker)
-        return _Maker(setup, source), None
+        return Maker(setup, source), None
     except Exception as error:  # noqa: BLE001 - it is raised in the trainer
         return None, Failure.of(error)
 
 
 def _work(
-    setup: WorkerSetup, job: Job, maker: _Maker, writer: SlotWriter
+    setup: WorkerSetup, job: Job, maker: Maker, writer: SlotWriter
 ) -> tuple[Result, list[Any]]:
     """Make one batch."""
     started = time.perf_counter()

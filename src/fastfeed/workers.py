@@ -15,117 +15,37 @@ import math
 import os
 import pickle
 import selectors
-import signal
 import threading
 import time
 from collections import deque
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from fastfeed.arrival import ProcessArrival
 from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
 from fastfeed.parcel import Parcel, find_unpicklable
-from fastfeed.resume import Place
-from fastfeed.slots.channel import Channel, channels
-from fastfeed.slots.forks import our_fork
-from fastfeed.slots.lease import Lender
-from fastfeed.slots.region import Region
-from fastfeed.worker import READY, Ends, Job, Result, WorkerSetup, run_worker
+from fastfeed.process import REPORT_S, Plan, WorkerProcess
+from fastfeed.worker import READY, Job, Result
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
     from multiprocessing.process import BaseProcess
 
+    from fastfeed.collating.fetch import Source
+    from fastfeed.worker import WorkerSetup
+
 log = logging.getLogger("fastfeed")
 
-LEAST_REGION = 64 << 20
-"""A smaller region is not worth having; beyond it batches go through the pipe."""
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
 _GRACE_S, _TERM_S = 1.5, 0.5
 
-# Seconds after its fork until a worker must have reported, and how many may be forked again. It
-# takes milliseconds, unless the child waits for a lock that was copied closed.
-_REPORT_S, _REPLACEMENTS = 5.0, 5
-
-
-class Arrival(NamedTuple):
-    """A result, with the pieces that came beside it and who lends its memory."""
-
-    result: Result
-    private: list[bytes]
-    lender: Lender
-
-
-class _Worker:
-    """One process with its channel and its region."""
-
-    def __init__(self, plan: _Plan, setup: WorkerSetup, others: Sequence[Channel]) -> None:
-        self.region = Region.up_to(plan.capacity, least=LEAST_REGION)
-        self.lender = Lender(self.region)
-        try:
-            self.channel, theirs = channels()
-            with closing(theirs):
-                # A forked child has copies of our ends; it closes them, so that an end is noticed.
-                inherited: tuple[Channel | Connection, ...] = ()
-                if plan.forks:
-                    inherited = (self.channel, plan.life[1], *others)
-                ends = Ends(theirs, plan.life[0], inherited)
-                self.process: BaseProcess = plan.context.Process(  # type: ignore[attr-defined]
-                    target=run_worker,
-                    args=(setup, self.region, ends),
-                    daemon=True,
-                    name=f"fastfeed-worker-{setup.worker}",
-                )
-                with _interrupts_blocked(plan.context), our_fork():
-                    self.process.start()
-        finally:
-            self.region.close_descriptor()
-        self.jobs: dict[tuple[int, int], Job] = {}
-        """Each job that has no result yet."""
-        self.generation = setup.generation
-        self.place = setup.place
-        """How far it is in its epoch, as far as its results have arrived."""
-        self.reported = False
-        self.silent_at = time.monotonic() + _REPORT_S if plan.forks else math.inf
-        """When a worker that has not reported counts as silent."""
-
-    def post(self, job: Job) -> None:
-        """Send a job without waiting; to a dead worker it is lost."""
-        if job.number is None:
-            self.place = Place(self.place.state)
-            self.generation = job.generation
-        else:
-            self.jobs[job.generation, job.number] = job._replace(freed=[])
-        self.channel.post([pickle.dumps(tuple(job), pickle.HIGHEST_PROTOCOL)])
-
-    def done(self, result: Result) -> None:
-        """Strike off a job, and those after it that an ended worker does not do."""
-        self.jobs.pop((result.generation, result.number), None)
-        if result.generation == self.generation and not result.ended:
-            self.place = self.place.after(result.state)
-        if result.ended:
-            for left in [left for left in self.jobs if left[0] == result.generation]:
-                del self.jobs[left]
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What all workers of a pool are made from."""
-
-    context: BaseContext
-    setups: Sequence[WorkerSetup]
-    capacity: int
-    life: tuple[Connection, Connection]
-    """A pipe nobody writes to: its second end says that the trainer lives."""
-
-    @property
-    def forks(self) -> bool:
-        return self.context.get_start_method() == "fork"
+# How many workers that were silent after their fork may be forked again.
+_REPLACEMENTS = 5
 
 
 class WorkerPool:
@@ -134,24 +54,25 @@ class WorkerPool:
     def __init__(
         self,
         context: BaseContext,
+        source: Source,
         setups: Sequence[WorkerSetup],
         *,
         capacity: int,
         restarts: int = 0,
     ) -> None:
         self._pid = os.getpid()
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
         self._closed = False
-        self._results: deque[Arrival] = deque()
+        self._results: deque[ProcessArrival] = deque()
         self._life: tuple[Connection, ...] = ()
         self._parcel: Parcel | None = None
         self._restarts, self._replaced, self._silent = restarts, 0, 0
         try:
             self._life = life = context.Pipe(duplex=False)
-            if context.get_start_method() != "fork":
-                setups = self._pack_once(setups)
-            self._plan = _Plan(context, setups, capacity, life)
+            forks = context.get_start_method() == "fork"
+            given = source if forks else self._pack_once(source)
+            self._plan = Plan(context, given, setups, capacity, life)
             for number in range(len(setups)):
                 self._workers.append(self._make(number))
         except BaseException as error:
@@ -163,13 +84,12 @@ class WorkerPool:
                 ) from error
             raise
 
-    def _pack_once(self, setups: Sequence[WorkerSetup]) -> Sequence[WorkerSetup]:
+    def _pack_once(self, source: Source) -> Source | Parcel:
         """Pickle what all workers need once, where it can be pickled outside of their start."""
-        source = setups[0].source
         try:
             self._parcel = Parcel(source)
         except Exception as error:  # whatever a user's class raises
-            path = find_unpicklable(getattr(source, "dataset", None), "dataset")
+            path = find_unpicklable(source.dataset, "dataset")
             path = path or find_unpicklable(source, "loader")
             if path is not None:
                 error.add_note(
@@ -177,15 +97,15 @@ class WorkerPool:
                     "function at the top of a module can be, a lambda or an open file cannot"
                 )
                 raise
-            return setups  # each process can take it along, as torch has it
-        return [replace(setup, source=self._parcel) for setup in setups]
+            return source  # each process can take it along, as torch has it
+        return self._parcel
 
-    def _make(self, number: int, instead_of: _Worker | None = None) -> _Worker:
+    def _make(self, number: int, instead_of: WorkerProcess | None = None) -> WorkerProcess:
         others = [own.channel for own in self._workers if own is not instead_of]
         setup = self._plan.setups[number]
         if instead_of is not None:
             setup = replace(setup, place=instead_of.place, generation=instead_of.generation)
-        worker = _Worker(self._plan, setup, others)
+        worker = WorkerProcess(self._plan, setup, others)
         self._selector.register(worker.channel, _READ, number)
         self._selector.register(worker.process.sentinel, _READ, number)
         return worker
@@ -194,10 +114,6 @@ class WorkerPool:
     def closed(self) -> bool:
         """Whether the workers were stopped, or are another process's."""
         return self._closed or os.getpid() != self._pid
-
-    def lender(self, worker: int) -> Lender:
-        """Return who knows what is lent of a worker's region."""
-        return self._workers[worker].lender
 
     def send(
         self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
@@ -220,7 +136,7 @@ class WorkerPool:
             self._cut_off()
             raise
 
-    def receive(self, timeout: float | None) -> Arrival | None:
+    def receive(self, timeout: float | None) -> ProcessArrival | None:
         """Return the next result, waiting for it; None if the time is over."""
         self._must_be_open()
         until = math.inf if timeout is None else time.monotonic() + timeout
@@ -263,7 +179,9 @@ class WorkerPool:
             if first == READY:
                 own.reported = True
             else:
-                self._results.append(Arrival(Result(*pickle.loads(first)), private, own.lender))
+                self._results.append(
+                    ProcessArrival(Result(*pickle.loads(first)), private, own.lender)
+                )
         return bool(messages)
 
     def _wait(self, until: float) -> list[tuple[selectors.SelectorKey, int]]:
@@ -293,7 +211,7 @@ class WorkerPool:
         if self._silent == _REPLACEMENTS:
             raise WorkerError(
                 f"DataLoader worker {number} (pid(s) {old.process.pid}) has not reported in "
-                f"{_REPORT_S:.0f} s, nor have {_REPLACEMENTS} others before it; the start method "
+                f"{REPORT_S:.0f} s, nor have {_REPLACEMENTS} others before it; the start method "
                 f"is fork, and this process has {threading.active_count()} Python threads",
                 way_out="A thread held a lock during the fork: make the iterator before the "
                 "threads, or use multiprocessing_context='forkserver'",
@@ -369,20 +287,6 @@ class WorkerPool:
         for life in self._life:  # workers die when it closes, so it comes last
             life.close()
         self._selector.close()
-
-
-@contextmanager
-def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
-    """Let a worker begin deaf to Ctrl-C; ours is answered when the block ends."""
-    # A fork server would pass the mask on to processes that are not ours.
-    if context.get_start_method() == "forkserver":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait_for(processes: list[BaseProcess], seconds: float) -> None:

@@ -29,7 +29,7 @@ class Tiny(DataLoader):
 @pytest.fixture
 def tiny(monkeypatch):
     """Regions may be smaller than worth having, so that they fill up."""
-    monkeypatch.setattr("fastfeed.workers.LEAST_REGION", 4 * KIB)
+    monkeypatch.setattr("fastfeed.process.LEAST_REGION", 4 * KIB)
     monkeypatch.setattr(Tiny, "size", Tiny.size)
     return Tiny
 

@@ -23,7 +23,9 @@ ORDER = [
     {"collating"},
     {"readahead", "parcel", "indices"},
     {"feed", "worker", "progress"},
-    {"workers", "dataset"},
+    {"arrival"},
+    {"process", "inprocess"},
+    {"workers", "threads", "dataset"},
     {"iteration"},
     {"loader"},
 ]
@@ -97,6 +99,7 @@ def test_no_pickle_outside_our_own_pipes(path):
     may_pickle = path.is_relative_to(PACKAGE) and part_of(path) in {
         "collating",
         "parcel",
+        "process",
         "worker",
         "workers",
     }

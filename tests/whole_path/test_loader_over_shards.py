@@ -126,3 +126,17 @@ def test_own_sampler_is_honoured(number_shards):
     order = [5, 50, 7, 99]
     loader = ff.DataLoader(numbers(number_shards), batch_size=2, sampler=order, num_workers=1)
     assert epoch_of(loader) == order
+
+
+def test_threads_make_the_same_pictures(photo_shards):
+    """Pictures are the same to the bit, for their draws belong to the sample."""
+    source = str(photo_shards / "photos-{000000..000002}.tar")
+    fields = {"image": ff.Image("jpg", ff.RandomResizedCrop(32)), "label": ff.Int("cls")}
+
+    def epoch(**options):
+        loader = ff.DataLoader(ff.ShardDataset(source, fields), 4, shuffle=True, **options)
+        return [batch["image"] for batch in loader]
+
+    whole = epoch()
+    made = epoch(num_workers=2, worker_kind="thread")
+    assert all(torch.equal(a, b) for a, b in zip(whole, made, strict=True))

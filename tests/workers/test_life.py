@@ -100,7 +100,7 @@ def test_c30_after_a_death_a_persistent_loader_starts_again(tmp_path):
 
 def test_c30_killed_while_it_writes(leak_gauge, monkeypatch):
     """A worker killed in the middle of a large message: WorkerError each time, no hang."""
-    monkeypatch.setattr("fastfeed.workers.LEAST_REGION", 4096)
+    monkeypatch.setattr("fastfeed.process.LEAST_REGION", 4096)
     monkeypatch.setattr(DataLoader, "region_bytes", lambda *_: 4096)  # all goes through the pipe
     data = Deadly(lambda: None)
     for _ in range(8):
@@ -224,8 +224,12 @@ def test_loader_in_a_thread(leak_gauge):
 
 @pytest.fixture
 def busy_generator(monkeypatch):
-    """A thread that holds the lock of torch's generator nearly all the time, until told to stop."""
-    monkeypatch.setattr("fastfeed.workers._REPORT_S", 0.5)
+    """Threads of which one holds the lock of torch's generator, until told to stop.
+
+    One alone would not do: it lets go of the lock before it waits for the interpreter's, which the
+    forking thread has.
+    """
+    monkeypatch.setattr("fastfeed.process.REPORT_S", 0.5)
     stop = threading.Event()
 
     def draw():
@@ -233,11 +237,13 @@ def busy_generator(monkeypatch):
         while not stop.is_set():
             numbers.uniform_()
 
-    thread = threading.Thread(target=draw)
-    thread.start()
+    threads = [threading.Thread(target=draw) for _ in range(3)]
+    for thread in threads:
+        thread.start()
     yield stop
     stop.set()
-    thread.join()
+    for thread in threads:
+        thread.join()
 
 
 def test_c35_worker_deadlocked_by_the_fork_is_forked_again(busy_generator, leak_gauge, caplog):

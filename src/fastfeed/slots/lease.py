@@ -98,6 +98,7 @@ class Lender:
 
     def __init__(self, region: Region) -> None:
         self.region = region
+        self.closed = False
         self.died: deque[_Watch] = deque()
         self._lent: set[Lease] = set()
         self._free: list[Sequence[tuple[int, int]]] = []
@@ -153,6 +154,7 @@ class Lender:
 
     def close(self) -> None:
         """Forget what is lent, for the worker is gone; living arrays keep their memory mapped."""
+        self.closed = True
         for lease in self._lent:
             lease.drop_watches()
         self._lent.clear()

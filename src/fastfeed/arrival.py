@@ -1,0 +1,134 @@
+"""The seam between the loop and its workers: what comes back for a job, whoever made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from fastfeed.collating.failure import rebuild
+from fastfeed.collating.pack import unpack
+
+if TYPE_CHECKING:
+    from fastfeed.slots.lease import Lender
+    from fastfeed.worker import Result
+
+# Batches that a user may hold of one worker, beyond those on their way, before they are copied.
+_KEPT = 2
+_MANY_KEPT = "many batches are kept at a time; they are copied out of shared memory"
+_FULL = "batches are larger than the shared memory of a worker; they are copied through its pipe"
+
+
+class Opened(NamedTuple):
+    """A batch that the loop can have."""
+
+    batch: Any
+    nbytes: int
+    """Bytes of tensors and arrays that came through shared memory."""
+    copied: str | None
+    """Why it was copied, if it was."""
+
+
+class Arrival(Protocol):
+    """A result on the trainer's side."""
+
+    @property
+    def result(self) -> Result:
+        """What the worker says of it."""
+        ...
+
+    @property
+    def empty(self) -> bool:
+        """Whether all samples of the batch were skipped."""
+        ...
+
+    def error(self) -> BaseException | None:
+        """Return what the worker raised, if it did."""
+        ...
+
+    def open(self, *, prefetch: int) -> Opened:
+        """Return the batch; `prefetch` batches of each worker may be on their way."""
+        ...
+
+    def give_up(self) -> None:
+        """Let go of a batch that nobody will get."""
+        ...
+
+
+class Pool(Protocol):
+    """Workers of either kind, as the loop sees them."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were stopped."""
+        ...
+
+    def send(
+        self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
+    ) -> None:
+        """Give a worker the job of a batch, or of beginning an epoch (`number` is None)."""
+        ...
+
+    def receive(self, timeout: float | None) -> Arrival | None:
+        """Return the next result, waiting for it; None if the time is over."""
+        ...
+
+    def close(self, *, grace_s: float = ...) -> None:
+        """Stop the workers; does nothing the second time."""
+        ...
+
+
+class ProcessArrival(NamedTuple):
+    """From a worker process: the batch lies in its region, or in pieces that came beside."""
+
+    result: Result
+    private: list[bytes]
+    lender: Lender
+
+    @property
+    def empty(self) -> bool:
+        """Whether all samples of the batch were skipped."""
+        return self.result.packed is None
+
+    def error(self) -> BaseException | None:
+        """Return the worker's exception, made anew."""
+        failure = self.result.failure
+        return None if failure is None else rebuild(failure, self.result.worker)
+
+    def open(self, *, prefetch: int) -> Opened:
+        """Return the batch: lying in the region, or copied if many are held."""
+        packed, lender = self.result.packed, self.lender
+        if packed is None:
+            raise RuntimeError("a result without a batch is not delivered")
+        room = lender.region.capacity // max(1, packed.nbytes) - prefetch - 1
+        many = lender.lent >= min(room, prefetch + _KEPT)
+        # What a worker made that has died since is copied too: nobody looks after its region.
+        copy = many or lender.closed
+        batch = unpack(packed, self.private, lender.open(self.result.extents), copy=copy)
+        copied = _FULL if self.private else _MANY_KEPT if copy else None
+        return Opened(batch, packed.nbytes, copied)
+
+    def give_up(self) -> None:
+        """Let the extents go back to the worker."""
+        if not self.lender.closed:
+            self.lender.open(self.result.extents).seal()
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadArrival:
+    """From a worker thread: the batch itself."""
+
+    result: Result
+    batch: Any = None
+    raised: BaseException | None = None
+    empty: bool = False
+
+    def error(self) -> BaseException | None:
+        """Return what was raised, as it was raised."""
+        return self.raised
+
+    def open(self, *, prefetch: int) -> Opened:  # noqa: ARG002 - nothing is lent
+        """Return the batch."""
+        return Opened(self.batch, 0, None)
+
+    def give_up(self) -> None:
+        """Nothing is held."""

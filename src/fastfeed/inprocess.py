@@ -1,0 +1,137 @@
+"""One pass over a loader without workers: batches are made when they are asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data._utils import pin_memory
+from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+
+from fastfeed.collating.collate import HeapWriter
+from fastfeed.collating.fetch import (
+    Source,
+    has_state,
+    load_dataset,
+    load_iterator,
+    make_fetcher,
+    shards_under,
+    skip,
+    state_of,
+)
+from fastfeed.errors import EmptyBatchError
+from fastfeed.progress import rewind
+from fastfeed.resume import START
+
+if TYPE_CHECKING:
+    from fastfeed.loader import DataLoader
+    from fastfeed.progress import Progress
+    from fastfeed.resume import Place
+
+
+class InProcessIterator(_SingleProcessDataLoaderIter):
+    """Batches made in the trainer's own process, when there are no workers."""
+
+    _dataset: Any
+
+    def __init__(self, loader: DataLoader) -> None:
+        state = loader.take_state()
+        place = state.places[0] if state is not None and state.places else START
+        sampler, generator = loader._index_sampler, loader.generator  # noqa: SLF001
+        if state is not None:
+            rewind(state, sampler, generator)
+        self._progress = progress = loader.begin_epoch(state)
+        load_dataset(loader.dataset, place)
+        super().__init__(loader)
+        if state is not None and state.base_seed is not None:
+            self._base_seed = state.base_seed
+            if not state.begun:  # it was not drawn then
+                rewind(state, sampler, generator)
+                self._sampler_iter = iter(sampler)
+        self._stats = loader.stats
+        self._epoch = progress.epoch
+        self._fetcher: Any = None
+        self._shards = shards_under(self._dataset)
+        if self._shards is not None:
+            self._fetcher = make_fetcher(source_of(self, loader), threads=loader.worker_threads)
+        self._skipped = 0
+        iterable = self._dataset_kind == _DatasetKind.Iterable
+        self._steps = load_iterator(self._dataset_fetcher, place)
+        self._begin(progress, place, iterable=iterable)
+        if state is not None and state.begun:
+            self._num_yielded = progress.delivered
+
+    def _begin(self, progress: Progress, place: Place, *, iterable: bool) -> None:
+        progress.base_seed = int(self._base_seed)
+        if iterable or has_state(self._dataset):
+            progress.places, progress.ended = [place], [False]
+            dataset, fetcher = self._dataset, self._dataset_fetcher
+            progress.live_state = lambda: state_of(dataset, fetcher)
+        progress.start(self._sampler_iter, ordered=not iterable)
+
+    def _next_data(self) -> Any:
+        started = time.perf_counter()
+        try:
+            number, index = self._progress.next()
+            if self._steps:
+                steps, self._steps = self._steps, 0
+                skip(self._dataset_fetcher, index, steps)
+            batch = self._make(number, index)
+        except StopIteration:
+            self._progress.finish()
+            raise
+        seconds = time.perf_counter() - started
+        self._stats.delivered(
+            wait_s=seconds,
+            busy_s=seconds,
+            samples=(count_samples(index) if self._auto_collation else 1) - self._skipped,
+            nbytes=0,
+            copied=False,
+        )
+        return batch
+
+    def _make(self, number: int, index: Any) -> Any:
+        """Return the batch of an index; with skipped samples perhaps a later one."""
+        while True:
+            self._progress.deliver(number)
+            try:
+                batch = self._fetch(index)
+            except EmptyBatchError:
+                if self._fetcher is None:
+                    raise
+                number, index = self._progress.next()
+            else:
+                break
+        if self._pin_memory:
+            batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+        return batch
+
+    def _fetch(self, index: Any) -> Any:
+        if self._fetcher is None:
+            return self._dataset_fetcher.fetch(index)
+        try:
+            return self._fetcher.fetch(index, self._epoch, HeapWriter())
+        finally:
+            report = self._fetcher.take_report()
+            self._skipped = report.skipped
+            self._shards.fastfeed_report(report, self._stats)
+
+
+def source_of(iterator: Any, loader: DataLoader) -> Source:
+    """Return where an iterator's batches come from."""
+    return Source(
+        dataset=iterator._dataset,  # noqa: SLF001 - torch's names, of our own iterators
+        kind=iterator._dataset_kind,  # noqa: SLF001
+        auto_collation=iterator._auto_collation,  # noqa: SLF001
+        collate_fn=iterator._collate_fn,  # noqa: SLF001
+        drop_last=iterator._drop_last,  # noqa: SLF001
+        init_fn=loader.worker_init_fn,
+    )
+
+
+def count_samples(index: Any) -> int:
+    """Return how many samples a batch sampler asks for; what it yields is its own affair."""
+    try:
+        return len(index)
+    except TypeError:
+        return 1

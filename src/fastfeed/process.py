@@ -1,0 +1,117 @@
+"""One worker process, seen from the trainer: its channel, its region, and what it has to do."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import signal
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fastfeed.resume import Place
+from fastfeed.slots.channel import Channel, channels
+from fastfeed.slots.forks import our_fork
+from fastfeed.slots.lease import Lender
+from fastfeed.slots.region import Region
+from fastfeed.worker import Ends, run_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
+
+    from fastfeed.collating.fetch import Source
+    from fastfeed.parcel import Parcel
+    from fastfeed.worker import Job, Result, WorkerSetup
+
+LEAST_REGION = 64 << 20
+"""A smaller region is not worth having; beyond it batches go through the pipe."""
+# Seconds after its fork until a worker must have reported. It takes milliseconds, unless the child
+# waits for a lock that was copied closed.
+REPORT_S = 5.0
+
+
+class WorkerProcess:
+    """One process with its channel and its region."""
+
+    def __init__(self, plan: Plan, setup: WorkerSetup, others: Sequence[Channel]) -> None:
+        self.region = Region.up_to(plan.capacity, least=LEAST_REGION)
+        self.lender = Lender(self.region)
+        try:
+            self.channel, theirs = channels()
+            with closing(theirs):
+                # A forked child has copies of our ends; it closes them, so that an end is noticed.
+                inherited: tuple[Channel | Connection, ...] = ()
+                if plan.forks:
+                    inherited = (self.channel, plan.life[1], *others)
+                ends = Ends(theirs, plan.life[0], inherited)
+                self.process: BaseProcess = plan.context.Process(  # type: ignore[attr-defined]
+                    target=run_worker,
+                    args=(setup, plan.given, self.region, ends),
+                    daemon=True,
+                    name=f"fastfeed-worker-{setup.worker}",
+                )
+                with _interrupts_blocked(plan.context), our_fork():
+                    self.process.start()
+        finally:
+            self.region.close_descriptor()
+        self.jobs: dict[tuple[int, int], Job] = {}
+        """Each job that has no result yet."""
+        self.generation = setup.generation
+        self.place = setup.place
+        """How far it is in its epoch, as far as its results have arrived."""
+        self.reported = False
+        self.silent_at = time.monotonic() + REPORT_S if plan.forks else math.inf
+        """When a worker that has not reported counts as silent."""
+
+    def post(self, job: Job) -> None:
+        """Send a job without waiting; to a dead worker it is lost."""
+        if job.number is None:
+            self.place = Place(self.place.state)
+            self.generation = job.generation
+        else:
+            self.jobs[job.generation, job.number] = job._replace(freed=[])
+        self.channel.post([pickle.dumps(tuple(job), pickle.HIGHEST_PROTOCOL)])
+
+    def done(self, result: Result) -> None:
+        """Strike off a job, and those after it that an ended worker does not do."""
+        self.jobs.pop((result.generation, result.number), None)
+        if result.generation == self.generation and not result.ended:
+            self.place = self.place.after(result.state)
+        if result.ended:
+            for left in [left for left in self.jobs if left[0] == result.generation]:
+                del self.jobs[left]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all workers of a pool are made from."""
+
+    context: BaseContext
+    given: Source | Parcel
+    setups: Sequence[WorkerSetup]
+    capacity: int
+    life: tuple[Connection, Connection]
+    """A pipe nobody writes to: its second end says that the trainer lives."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether workers are forks of this process."""
+        return self.context.get_start_method() == "fork"
+
+
+@contextmanager
+def _interrupts_blocked(context: BaseContext) -> Iterator[None]:
+    """Let a worker begin deaf to Ctrl-C; ours is answered when the block ends."""
+    # A fork server would pass the mask on to processes that are not ours.
+    if context.get_start_method() == "forkserver":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,165 @@
+"""Worker threads in the trainer's process: for work that releases the GIL, or without a GIL.
+
+Nothing is pickled, forked or copied, and nothing can die alone. But the global random generators
+belong to all threads together, so draws from them come in no fixed order; and a batch that is being
+made cannot be cut short: `close` waits a moment for it, then leaves its thread to end by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data.dataloader import _DatasetKind
+
+from fastfeed.arrival import ThreadArrival
+from fastfeed.collating.collate import HeapWriter
+from fastfeed.collating.fetch import has_state
+from fastfeed.errors import EmptyBatchError, OptionError, WorkerError
+from fastfeed.worker import Job, Maker, Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fastfeed.collating.fetch import Source
+    from fastfeed.worker import WorkerSetup
+
+# Seconds that a thread gets to finish the batch it is making.
+_GRACE_S = 1.5
+
+
+class ThreadPool:
+    """Worker threads 0 to n - 1; used by one thread at a time, as `WorkerPool`."""
+
+    def __init__(self, source: Source, setups: Sequence[WorkerSetup]) -> None:
+        if len(setups) > 1 and (source.kind == _DatasetKind.Iterable or has_state(source.dataset)):
+            raise OptionError(
+                "several threads cannot share one iterator, or the state of one data set",
+                way_out="Use num_workers=1, or worker_kind='process'",
+            )
+        self._pid = os.getpid()
+        self._results: queue.SimpleQueue[ThreadArrival] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._jobs: list[queue.SimpleQueue[Job | None]] = [queue.SimpleQueue() for _ in setups]
+        self._threads = [
+            threading.Thread(
+                target=_work,
+                args=(setup, source, jobs, self._results, self._ending),
+                name=f"fastfeed-worker-{setup.worker}",
+                daemon=True,
+            )
+            for setup, jobs in zip(setups, self._jobs, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the threads were told to end."""
+        return self._ending.is_set()
+
+    def send(
+        self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
+    ) -> None:
+        """Give a worker a job."""
+        self._must_be_here()
+        self._jobs[worker].put(Job(generation, number, index, epoch, []))
+
+    def receive(self, timeout: float | None) -> ThreadArrival | None:
+        """Return the next result, waiting for it; None if the time is over.
+
+        Threads catch all that is raised in them, so one always comes.
+        """
+        self._must_be_here()
+        try:
+            return self._results.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def _must_be_here(self) -> None:
+        if os.getpid() != self._pid:
+            raise WorkerError(
+                "the threads of this iterator stayed behind in the process that was forked",
+                way_out="Make the iterator after the fork",
+            )
+
+    def close(self, *, grace_s: float = _GRACE_S) -> None:
+        """Tell the threads to end, and wait `grace_s` seconds at the most."""
+        if os.getpid() != self._pid:
+            return
+        self._ending.set()
+        for jobs in self._jobs:
+            jobs.put(None)
+        until = time.monotonic() + grace_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+
+def _work(
+    setup: WorkerSetup,
+    source: Source,
+    jobs: queue.SimpleQueue[Job | None],
+    results: queue.SimpleQueue[ThreadArrival],
+    ending: threading.Event,
+) -> None:
+    """Be a worker until told to end."""
+    maker: Maker | None = None
+    failed: BaseException | None = None
+    try:
+        if source.init_fn is not None:
+            source.init_fn(setup.worker)
+        maker = Maker(setup, source)
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+        failed = error
+    ended = False
+    while (job := jobs.get()) is not None and not ending.is_set():
+        if job.number is None:
+            ended = False
+            try:
+                if maker is not None:
+                    maker.restart()
+            except BaseException as error:  # noqa: BLE001 - likewise
+                failed = error
+        elif not ended:
+            arrival = _make(setup, job, maker, failed)
+            ended = arrival.result.ended
+            results.put(arrival)
+
+
+def _make(
+    setup: WorkerSetup, job: Job, maker: Maker | None, failed: BaseException | None
+) -> ThreadArrival:
+    """Make one batch, or say why not."""
+    result = Result(
+        setup.worker, job.generation, job.number or 0, None, (), None, False, 0.0, None, None
+    )
+    if maker is None or failed is not None:
+        return ThreadArrival(result, raised=failed)
+    started = time.perf_counter()
+    empty = False
+    batch = None
+    try:
+        try:
+            batch = maker.fetcher.fetch(job.index, job.epoch, HeapWriter())
+        except EmptyBatchError:
+            empty = True
+        state = maker.take_state()
+    except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
+        if isinstance(error, StopIteration):
+            if maker.iterable:
+                return ThreadArrival(result._replace(ended=True))
+            # Raised in the loop it would end it in silence.
+            error = RuntimeError(f"the data set raised StopIteration for {job.index!r}")
+        error.add_note(f"Raised in DataLoader worker thread {setup.worker}")
+        return ThreadArrival(result, raised=error)
+    return ThreadArrival(
+        result._replace(
+            busy_s=time.perf_counter() - started, report=maker.fetcher.take_report(), state=state
+        ),
+        batch=batch,
+        empty=empty,
+    )
