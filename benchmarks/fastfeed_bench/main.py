@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--peers", default="all", metavar="all|LIST", help="peers to compare with, by commas"
     )
+    run.add_argument(
+        "--cases", default="", metavar="WORD", help="only cases with this in their name"
+    )
     run.add_argument("--data", type=Path, metavar="DIR", help="folder of source photos")
     run.add_argument(
         "--work", type=Path, metavar="DIR", help="folder for data that is made once (a few GB)"
@@ -86,7 +89,8 @@ def _run(options: argparse.Namespace) -> int:
     context = Context(work=work, photos=options.data, quick=options.quick)
     work.mkdir(parents=True, exist_ok=True)
     _say("preparing the data")
-    cases = [_only(case, chosen) for case in benchmark.cases(context)]
+    named = _named(benchmark.cases(context), options.cases)
+    cases = [_only(case, chosen) for case in named]
     machine = describe_machine()
     tuning = Tuning(
         cache=work / "tuning.json",
@@ -119,6 +123,16 @@ def _chosen_peers(benchmark: Benchmark, text: str) -> set[str]:
             way_out=f"Its peers are {', '.join(benchmark.peers)}",
         )
     return names
+
+
+def _named(cases: list[Case], word: str) -> list[Case]:
+    found = [case for case in cases if word.lower() in case.name.lower()]
+    if not found:
+        raise OptionError(
+            f"no case has {word!r} in its name",
+            way_out=f"The cases are: {'; '.join(case.name for case in cases)}",
+        )
+    return found
 
 
 def _only(case: Case, chosen: set[str]) -> Case:

@@ -49,6 +49,8 @@ class Case:
     systems: tuple[System, ...]
     judge: Callable[[Mapping[str, Evidence]], Mapping[str, Finding]]
     """Compares the evidence of the systems that ran, by name of the system."""
+    tuned_as: str = ""
+    """Cases with the same words here share the settings that are found with the first of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,13 @@ def shared_bytes(pid: int) -> int:
     return 0
 
 
+def minor_faults(pid: int) -> int:
+    """Return how many page faults a process has had that needed no disk; 0 if it has ended."""
+    # The name of the process, in parentheses, may hold anything; the fields after it are numbers.
+    fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+    return int(fields[7]) if fields else 0
+
+
 def descriptors(pid: int) -> int:
     """Return how many descriptors a process has open."""
     return len(_entries(Path(f"/proc/{pid}/fd")))

@@ -12,7 +12,7 @@ from fastfeed.errors import OptionError
 if TYPE_CHECKING:
     from fastfeed_bench.model import Benchmark
 
-NAMES = ("jpeg-cpu", "transport", "shard-read", "startup", "build", "steady")
+NAMES = ("jpeg-cpu", "work", "transport", "shard-read", "startup", "build", "steady")
 
 _FIND_TAR = "import shutil, sys; sys.exit(None if shutil.which('tar') else 'no tar command')"
 

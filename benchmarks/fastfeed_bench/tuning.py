@@ -64,7 +64,8 @@ class Tuning:
 
     def _key(self, case: Case, system: System) -> str:
         # Sizes of the work do not move the choice; paths and counts are left out of the key.
-        parts = (self.machine, case.name, system.name, system.target, system.candidates)
+        work = case.tuned_as or case.name
+        parts = (self.machine, work, system.name, system.target, system.candidates)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
 
     def _load(self) -> dict[str, Settings]:

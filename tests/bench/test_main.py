@@ -30,9 +30,8 @@ def small(monkeypatch, system_path):
     def judge(evidence):
         return judge_same({name: {"digest": e["digest"]} for name, e in evidence.items()})
 
-    benchmark = Benchmark(
-        "transport", "img/s", True, "", lambda _: [Case("one", systems, judge)], ("torch", "gone")
-    )
+    cases = [Case(name, systems, judge) for name in ("one", "Two, 1 worker")]
+    benchmark = Benchmark("transport", "img/s", True, "", lambda _: cases, ("torch", "gone"))
     module = import_module("fastfeed_bench.benchmarks.transport")
     monkeypatch.setattr(module, "BENCHMARK", benchmark)
 
@@ -57,6 +56,20 @@ def test_people_get_a_table(small, tmp_path, capsys):
     assert code == 0
     assert "ratio to the best peer 2.00" in printed
     assert "peerlib" not in printed
+
+
+def test_a_part_is_run_by_a_word_of_its_name(small, tmp_path, capsys):
+    """--cases takes the cases that have the word, large or small; the result is theirs alone."""
+    work = ["--quick", "--json", "--work", str(tmp_path)]
+    assert main(["run", "transport", "--cases", "TWO", *work]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [case["case"] for case in result["cases"]] == ["Two, 1 worker"]
+
+
+def test_a_word_that_no_case_has_is_refused_with_the_names(small, tmp_path, capsys):
+    """Nothing is run, and the message lists what there is."""
+    assert main(["run", "transport", "--cases", "three", "--work", str(tmp_path)]) == 2
+    assert "one; Two, 1 worker" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

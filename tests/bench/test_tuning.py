@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fastfeed_bench.judges import judge_same
@@ -61,6 +63,14 @@ def test_a_choice_is_remembered_per_machine(tmp_path):
     assert len(opened) == 2
     tuning(tmp_path, opened, machine="other").choose(CASE, SYSTEM)
     assert len(opened) == 4
+
+
+def test_cases_that_are_tuned_as_one_share_the_choice(tmp_path):
+    """The first case of a kind is measured; another kind is measured for itself."""
+    opened = []
+    for name, kind in (("one", "images"), ("two", "images"), ("three", "strings")):
+        tuning(tmp_path, opened).choose(replace(CASE, name=name, tuned_as=kind), SYSTEM)
+        assert len(opened) == (4 if kind == "strings" else 2)
 
 
 def test_quick_runs_measure_nothing(tmp_path):

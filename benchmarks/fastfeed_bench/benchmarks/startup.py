@@ -29,6 +29,12 @@ def _cases(context: Context) -> list[Case]:
         _case("1,000 photos, shards, 2 workers", shards, "fastfeed_shards", "torch_folder"),
         _indexed(context, shards=many, samples=1000),
         _indexed(context, shards=1, samples=1000 * many),
+        _case(
+            "an array of 500 MB, 2 spawned workers",
+            {**_COMMON, "nbytes": 500_000_000},
+            "fastfeed_spawned",
+            "torch_spawned",
+        ),
     ]
 
 

@@ -1,4 +1,4 @@
-"""steady: memory, shared memory, descriptors and threads, early and late in a long run."""
+"""steady: what a long run holds, early and late, and what each batch costs the kernel."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfeed_bench.data import photo_data, raw_shards
+from fastfeed_bench.judges import judge_same
 from fastfeed_bench.model import OURS, Benchmark, Case, Finding, System
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from fastfeed_bench.model import Context, Evidence
 
 _TARGET = "fastfeed_bench.systems.steady:session"
+_FAULTS = "fastfeed_bench.systems.faults"
 _EARLY = "early"
 # Counts must not grow at all; an allocator may move by this much.
 _COUNTS = ("descriptors", "threads", "processes")
@@ -27,6 +29,7 @@ def _cases(context: Context) -> list[Case]:
     return [
         _case("raw samples, batch 64", raw, late=late, batch=64, photos=False),
         _case("photos, batch 2", Path(shards[0]).parent, late=late, batch=2, photos=True),
+        _faults(),
     ]
 
 
@@ -37,6 +40,16 @@ def _case(name: str, folder: Path, *, late: int, **more: Any) -> Case:
         System(_EARLY, _TARGET, {**settings, "first": late // 10}),
     )
     return Case(f"{name}, 2 workers, {late:,} batches", systems, _judge)
+
+
+def _faults() -> Case:
+    """Compare ready-made images by both loaders; the figures of a batch stand beside the memory."""
+    settings = {"shape": "uint8", "batch": 64, "samples": 64 * 200, "workers": 2, "prefetch": 2}
+    systems = (
+        System(OURS, f"{_FAULTS}:fastfeed_session", settings, role="ours"),
+        System("torch", f"{_FAULTS}:torch_session", settings),
+    )
+    return Case("uint8 3x224x224, batch 64, 2 workers", systems, judge_same)
 
 
 def _judge(evidence: Mapping[str, Evidence]) -> dict[str, Finding]:
@@ -66,5 +79,5 @@ BENCHMARK = Benchmark(
     higher_is_better=False,
     summary="what a run holds after 10,000 batches, against after 1,000: `equal` says it is flat",
     cases=_cases,
-    peers=(_EARLY,),
+    peers=(_EARLY, "torch"),
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,6 +19,8 @@ from fastfeed_bench.windows import SIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
 
     from fastfeed_bench.consume import Tensors
     from fastfeed_bench.model import Evidence, Settings
@@ -32,10 +35,12 @@ class StartupSession:
     """Makes the data set and the loader."""
     tensors: Callable[[Any], Tensors]
     """The tensors of a batch."""
+    context: str | None = None
+    """How workers start, None for torch's default."""
 
     def run(self) -> Mapping[str, float]:
         """Take the first batch, then end the workers."""
-        idle = _idle_worker()
+        idle = _idle_worker(self.context)
         begin = time.perf_counter()
         loader = self.make()
         batches = iter(loader)
@@ -66,9 +71,9 @@ class _Nothing(Dataset[int]):
         return index
 
 
-def _idle_worker() -> int:
+def _idle_worker(context: str | None) -> int:
     """Return the unshared bytes of a worker that has only imported torch."""
-    batches = iter(DataLoader(_Nothing(), num_workers=1))
+    batches = iter(DataLoader(_Nothing(), num_workers=1, multiprocessing_context=context))
     next(batches)
     return max((unshared_bytes(pid) for pid in children()), default=0)
 
@@ -206,4 +211,50 @@ def fastfeed_indexed(settings: Settings) -> StartupSession:
             num_workers=settings["workers"],
         ),
         tensors=lambda batch: (torch.cat(list(batch["bin"])),),
+    )
+
+
+# An array, and workers that are spawned
+
+
+@dataclass(frozen=True, slots=True)
+class Rows(Dataset[torch.Tensor]):
+    """A data set that holds all its samples in one array."""
+
+    array: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.array[index])
+
+
+def torch_spawned(settings: Settings) -> StartupSession:
+    """Return the session of torch's loader, with spawned workers, over the array."""
+    return _spawned_session(DataLoader, f"torch {torch.__version__}", settings)
+
+
+def fastfeed_spawned(settings: Settings) -> StartupSession:
+    """Return the session of our loader, with spawned workers, over the array."""
+    import fastfeed
+
+    return _spawned_session(fastfeed.DataLoader, f"fastfeed {fastfeed.__version__}", settings)
+
+
+def _spawned_session(kind: Any, name: str, settings: Settings) -> StartupSession:
+    columns = 1000
+    rows = settings["nbytes"] // (columns * 4)
+    array = np.random.default_rng(0).random((rows, columns), np.float32)
+    return StartupSession(
+        note=f"{name}; num_workers={settings['workers']}, batch_size={settings['batch']}, spawn",
+        make=lambda: kind(
+            Rows(array),
+            batch_size=settings["batch"],
+            shuffle=True,
+            num_workers=settings["workers"],
+            multiprocessing_context="spawn",
+        ),
+        tensors=lambda batch: (batch,),
+        context="spawn",
     )

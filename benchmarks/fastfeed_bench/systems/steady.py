@@ -31,12 +31,12 @@ class SteadySession:
     def run(self) -> Mapping[str, float]:
         """Consume some batches, then sum over this process and its workers."""
         self._consume(_STEP)
-        return self._held()
+        return held()
 
     def evidence(self) -> Evidence:
         """Go to the first reading and return it."""
         self._consume(self.first)
-        return {"first": self.first, **self._held()}
+        return {"first": self.first, **held()}
 
     def close(self) -> None:
         """Nothing is left to do: the process ends next, and its workers with it."""
@@ -46,15 +46,17 @@ class SteadySession:
             for value in next(self.batches).values():
                 read_tensor(getattr(value, "data", value))
 
-    def _held(self) -> dict[str, float]:
-        pids = [os.getpid(), *children()]
-        return {
-            "value": sum(map(resident_bytes, pids)) / 1e6,
-            "shared_mb": sum(map(shared_bytes, pids)) / 1e6,
-            "descriptors": sum(map(descriptors, pids)),
-            "threads": sum(map(threads, pids)),
-            "processes": len(pids),
-        }
+
+def held() -> dict[str, float]:
+    """Sum over this process and its workers; `value` is resident MB."""
+    pids = [os.getpid(), *children()]
+    return {
+        "value": sum(map(resident_bytes, pids)) / 1e6,
+        "shared_mb": sum(map(shared_bytes, pids)) / 1e6,
+        "descriptors": sum(map(descriptors, pids)),
+        "threads": sum(map(threads, pids)),
+        "processes": len(pids),
+    }
 
 
 def session(settings: Settings) -> SteadySession:

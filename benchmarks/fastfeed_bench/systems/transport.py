@@ -1,4 +1,4 @@
-"""transport: ready-made tensors from worker processes to the consumer, by either loader."""
+"""transport: ready-made samples from worker processes to the consumer, by either loader."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from fastfeed_bench.consume import dense, digest, read_tensor
+from fastfeed_bench.consume import digest_epoch, read_tree
 from fastfeed_bench.sessions import LoaderSession
+from fastfeed_bench.systems.shapes import SHAPES, samples_of
 
 if TYPE_CHECKING:
-    from fastfeed_bench.model import Evidence, Settings
-
-_SHAPE = (3, 224, 224)
-_POOL = 128
+    from fastfeed_bench.model import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Pool(Dataset[torch.Tensor]):
-    """Tensors made beforehand, handed out over and over: nothing but their way is measured."""
+class Pool(Dataset[Any]):
+    """Samples made beforehand, handed out over and over: nothing but their way is measured."""
 
-    tensors: list[torch.Tensor]
+    made: list[Any]
     samples: int
 
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.tensors[index % len(self.tensors)]
+    def __getitem__(self, index: int) -> Any:
+        return self.made[index % len(self.made)]
 
 
 def torch_session(settings: Settings) -> LoaderSession:
@@ -44,42 +42,31 @@ def fastfeed_session(settings: Settings) -> LoaderSession:
     return _session(fastfeed.DataLoader, f"fastfeed {fastfeed.__version__}", settings)
 
 
-def _session(kind: Any, name: str, settings: Settings) -> LoaderSession:
-    loader = kind(
-        _pool(settings),
+def pool_loader(kind: Any, settings: Settings) -> Any:
+    """Return a loader of that class over the samples of the settings' shape."""
+    shape = SHAPES[settings["shape"]]
+    return kind(
+        Pool(samples_of(shape), settings["samples"]),
         batch_size=settings["batch"],
         num_workers=settings["workers"],
+        collate_fn=shape.collate,
         prefetch_factor=settings["prefetch"],
         persistent_workers=True,
     )
+
+
+def _session(kind: Any, name: str, settings: Settings) -> LoaderSession:
+    loader = pool_loader(kind, settings)
+    batch = settings["batch"]
+
+    def consume(tree: Any) -> int:
+        read_tree(tree)
+        return int(batch)
+
     return LoaderSession(
         note=f"{name}; num_workers={settings['workers']}, prefetch_factor={settings['prefetch']}",
         samples=settings["samples"],
         epoch=lambda: loader,
-        consume=_consume,
-        describe=lambda: _describe(loader),
+        consume=consume,
+        describe=lambda: digest_epoch(loader),
     )
-
-
-def _pool(settings: Settings) -> Pool:
-    generator = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, settings["dtype"])
-    tensors = [
-        torch.randint(0, 256, _SHAPE, dtype=torch.uint8, generator=generator).to(dtype)
-        for _ in range(_POOL)
-    ]
-    return Pool(tensors, settings["samples"])
-
-
-def _consume(batch: torch.Tensor) -> int:
-    read_tensor(batch)
-    return len(batch)
-
-
-def _describe(loader: Any) -> Evidence:
-    count, total, forms = 0, 0, set()
-    for batch in loader:
-        count += len(batch)
-        total += digest(dense(sample.numpy()).data for sample in batch)
-        forms.add(f"{list(batch.shape[1:])} {batch.dtype}")
-    return {"samples": count, "digest": f"{total & (2**64 - 1):016x}", "form": sorted(forms)}
