@@ -9,6 +9,7 @@ The path of a byte, each step a folder of this package:
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     from fastfeed.fields import Text as Text
     from fastfeed.loader import DataLoader as DataLoader
     from fastfeed.options import AUTO as AUTO
+
+if os.name != "posix":
+    raise ImportError(
+        "fastfeed runs on Linux, and with less speed on macOS; on Windows use it in WSL 2"
+    )
 
 # Public name -> the module that holds it. Modules load on first use, so that `import fastfeed`
 # costs nothing and the shard tools never load torch.

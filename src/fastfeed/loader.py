@@ -220,7 +220,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if "accelerate.data_loader" in sys.modules:
             # By name: the integrations stand on this module. Nobody else has to know of them.
             import_module("fastfeed.integrations.accelerate").register(self)
-        return self.__dict__.get("_prepared", False)
+        return bool(self.__dict__.get("_prepared"))
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, prepared: bool) -> None:

@@ -146,3 +146,12 @@ def test_c30_death_in_words(exit_code, words):
     text = str(death(2, pid=7, exit_code=exit_code, job=(4, list(range(1000)))))
     assert "while it made batch 4 of samples [0, 1, 2" in text
     assert len(text) < 700
+
+
+def test_c41_cuda_in_a_forked_worker_says_what_to_do():
+    """torch's error, with the way out. A real one needs a GPU; its words are what is looked for."""
+    words = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ..."
+    error = rebuild(Failure.of(RuntimeError(words)), 0)
+    assert type(error) is RuntimeError
+    assert "Return tensors of the CPU" in str(error)
+    assert "Return tensors" not in str(rebuild(Failure.of(RuntimeError("other")), 0))

@@ -54,7 +54,8 @@ class Witness:
             os.close(end)
 
     def __del__(self) -> None:
-        self._close()
+        if os is not None:  # at the interpreter's end modules are emptied; the system closes then
+            self._close()
 
 
 _clock = itertools.count()

@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from typing import Self
 
 
+def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
+    """Read into a buffer as much as one call gives, and return how many bytes that is."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [buffer], offset)
+    data = os.pread(descriptor, len(buffer), offset)  # an older macOS
+    buffer[: len(data)] = data
+    return len(data)
+
+
 class LocalFile:
     """One open file. Reads carry their own position, so threads and forked processes share it.
 
@@ -61,9 +70,9 @@ class LocalFile:
     def read_into(self, offset: int, buffer: memoryview, /) -> None:
         """Fill all of `buffer` with the bytes at `offset`, or raise StorageError."""
         try:
-            done = os.preadv(self._descriptor, [buffer], offset)
+            done = _read_some(self._descriptor, buffer, offset)
             while done < len(buffer):
-                more = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+                more = _read_some(self._descriptor, buffer[done:], offset + done)
                 if more == 0:
                     self._end(offset, len(buffer), done)
                 done += more
@@ -94,7 +103,8 @@ class LocalFile:
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        if os is not None:  # at the interpreter's end modules are emptied; the system closes then
+            self.close()
 
     def __repr__(self) -> str:
         return f"LocalFile({self._shown!r}, {self._size:,} bytes)"
