@@ -149,7 +149,7 @@ def test_c30_death_in_words(exit_code, words):
 
 
 def test_c41_cuda_in_a_forked_worker_says_what_to_do():
-    """torch's error, with the way out. A real one needs a GPU; its words are what is looked for."""
+    """Torch's error, with the way out. A real one needs a GPU; its words are what is looked for."""
     words = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ..."
     error = rebuild(Failure.of(RuntimeError(words)), 0)
     assert type(error) is RuntimeError
