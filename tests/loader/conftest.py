@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import tarfile
 
 import numpy as np
 import pytest
@@ -99,3 +101,24 @@ def stream():
 def items():
     """A data set of any items."""
     return Items
+
+
+@pytest.fixture
+def number_shards(tmp_path):
+    """A function that writes shards of so many samples, `cls` their number; returns the paths."""
+
+    def write(*counts, text=str):
+        folder = tmp_path / "shards"
+        folder.mkdir()
+        number = 0
+        for shard, count in enumerate(counts):
+            with tarfile.open(folder / f"n-{shard:03d}.tar", "w", tarfile.USTAR_FORMAT) as tar:
+                for _ in range(count):
+                    data = text(number).encode()
+                    member = tarfile.TarInfo(f"{number:06d}.cls")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+                    number += 1
+        return sorted(map(str, folder.iterdir()))
+
+    return write
