@@ -153,5 +153,5 @@ def test_c41_cuda_in_a_forked_worker_says_what_to_do():
     words = "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ..."
     error = rebuild(Failure.of(RuntimeError(words)), 0)
     assert type(error) is RuntimeError
-    assert "Return tensors of the CPU" in str(error)
-    assert "Return tensors" not in str(rebuild(Failure.of(RuntimeError("other")), 0))
+    assert "move the batch in the loop" in str(error)
+    assert "move the batch" not in str(rebuild(Failure.of(RuntimeError("other")), 0))

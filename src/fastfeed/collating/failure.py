@@ -51,10 +51,20 @@ class Failure:
         return cls(name, text, None)
 
 
+_FORKED_CUDA = "re-initialize CUDA in forked subprocess"  # torch's words
+_LEAVE_TO_THE_LOOP = (
+    "\nThe data set, a transform or the collate function used CUDA in a forked worker. Return "
+    "tensors of the CPU and move the batch in the loop (with pin_memory=True and "
+    "non_blocking=True); or use multiprocessing_context='spawn'"
+)
+
+
 def rebuild(failure: Failure, worker: int) -> Exception:
     """Return a worker's exception: its own type where that can be made, with its traceback."""
     where = f"in DataLoader worker process {worker}"
     text = f"Caught {failure.name} {where}.\nOriginal {failure.text}"
+    if _FORKED_CUDA in text:
+        text += _LEAVE_TO_THE_LOOP
     carried = _carried(failure)
     if isinstance(carried, FastfeedError):
         carried.add_note(f"Raised {where}:\n{failure.text}")
