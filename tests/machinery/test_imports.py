@@ -28,6 +28,7 @@ ORDER = [
     {"workers", "threads", "dataset"},
     {"iteration"},
     {"loader"},
+    {"integrations"},
 ]
 # Library -> where it may be imported.
 DOORS = {

@@ -1,0 +1,1 @@
+"""What makes trainers keep our loader, where they build loaders of their own from it."""
