@@ -165,7 +165,8 @@ class IndexStream:
         if self._holder is not None:
             self._snapshots = deque([(state.sampler_at, state.sampler)])
         self._ask_again(state)
-        if state.delivered > state.sampler_at and checksum(self._last) != state.last:
+        known = state.last is not None and state.delivered > state.sampler_at
+        if known and checksum(self._last) != state.last:
             raise OptionError(
                 "the sampler does not give the same indices again, so samples would be repeated "
                 "and left out",

@@ -112,6 +112,11 @@ class LoaderState:
                 way_out="Give load_state_dict what state_dict returned",
             ) from error
 
+    def following(self) -> LoaderState:
+        """Return the state at the beginning of the next epoch, for one with nothing left."""
+        draws = None if self.draws is None else Draws([], None, self.draws.now)
+        return LoaderState(epoch=self.epoch + 1, begun=False, draws=draws, data=self.data)
+
     def check(self, data: dict[str, Any], *, workers: int) -> None:
         """Raise OptionError if the state is of other data, or cannot go on in so many workers."""
         for name, now in data.items():

@@ -107,6 +107,9 @@ def main():
         found[f"resumed dispatch {batches}"] = resumed(
             lambda: ff.DataLoader(Counter(21), batch_size=3), batches=batches, dispatch=True
         )
+        found[f"resumed map {batches}"] = resumed(
+            lambda: ff.DataLoader(Numbers(24), batch_size=3, shuffle=True), batches=batches
+        )
         found[f"resumed shards {batches}"] = resumed(
             lambda: ff.DataLoader(shards(SHARDS), batch_size=3, shuffle=True),
             batches=batches,

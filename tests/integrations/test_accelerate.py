@@ -210,7 +210,7 @@ def test_skipping_keeps_the_epoch_of_shards(ranks, workers):
 
 
 @pytest.mark.parametrize("batches", [1, 2, 3])
-@pytest.mark.parametrize("kind", ["shards", "dispatch"])
+@pytest.mark.parametrize("kind", ["map", "shards", "dispatch"])
 def test_c61_two_ranks_go_on_from_one_state(ranks, kind, batches):
     """Accelerate saves the first rank's state; each goes on with its own part, nothing is lost."""
     for number, rank in enumerate(ranks):

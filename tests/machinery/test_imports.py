@@ -38,6 +38,9 @@ DOORS = {
     "simplejpeg": {"decoding"},
     "ctypes": {"decoding"},
     "cv2": set(),
+    "accelerate": {"integrations"},
+    "transformers": {"integrations"},
+    "ray": {"integrations"},
     "nvidia": {"decoding"},
 }
 
