@@ -62,10 +62,12 @@ class Pool(Protocol):
         """Whether the workers were stopped."""
         ...
 
-    def send(
-        self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
-    ) -> None:
-        """Give a worker the job of a batch, or of beginning an epoch (`number` is None)."""
+    def begin(self, worker: int, *, generation: int, told: int | None) -> None:
+        """Have a worker begin an epoch; `told` is what the user told the data set that it is."""
+        ...
+
+    def send(self, worker: int, *, generation: int, number: int, index: Any, epoch: int) -> None:
+        """Give a worker the job of a batch."""
         ...
 
     def receive(self, timeout: float | None) -> Arrival | None:

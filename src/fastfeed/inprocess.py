@@ -34,7 +34,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
 
     _dataset: Any
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         state = loader.take_state()
         place = state.places[0] if state is not None and state.places else START
         sampler, generator = loader._index_sampler, loader.generator  # noqa: SLF001
@@ -117,7 +117,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             self._shards.fastfeed_report(report, self._stats)
 
 
-def source_of(iterator: Any, loader: DataLoader) -> Source:
+def source_of(iterator: Any, loader: DataLoader[Any]) -> Source:
     """Return where an iterator's batches come from."""
     return Source(
         dataset=iterator._dataset,  # noqa: SLF001 - torch's names, of our own iterators

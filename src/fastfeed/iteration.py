@@ -53,7 +53,7 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     _dataset: Any
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._state = state = loader.take_state()
         if state is not None and state.base_seed is None:  # it is drawn in what follows
             rewind(state, loader._index_sampler, loader.generator)  # noqa: SLF001
@@ -62,7 +62,9 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._shards = shards_under(self._dataset)
         self._prefetch = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         if self._prefetch <= 0:  # torch's exception for it
-            raise AssertionError("prefetch_factor must be greater than 0 with workers")
+            raise AssertionError(
+                "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
         self._in_order = getattr(loader, "in_order", True)
         self._told: set[str] = set()
         self._places: list[Place] = []
@@ -71,7 +73,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._open_pool(loader)
         self._reset(loader, first_iter=True)
 
-    def _open_pool(self, loader: DataLoader) -> None:
+    def _open_pool(self, loader: DataLoader[Any]) -> None:
         """Start the workers, each where the state that is resumed has it."""
         state = self._state
         places = [START] * self._num_workers
@@ -94,7 +96,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._pool = self._pool_of(loader, setups)
         self._close = weakref.finalize(self, self._pool.close)
 
-    def _pool_of(self, loader: DataLoader, setups: list[WorkerSetup]) -> Pool:
+    def _pool_of(self, loader: DataLoader[Any], setups: list[WorkerSetup]) -> Pool:
         source = source_of(self, loader)
         if loader.worker_kind == "thread":
             return ThreadPool(source, setups)
@@ -106,7 +108,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             restarts=loader.restart_workers,
         )
 
-    def _reset(self, loader: DataLoader, first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's signature
         for arrival in self._arrived.values():  # of an epoch that was left early
             arrival.give_up()
         self._arrived = {}
@@ -131,9 +133,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._begin(first_iter=first_iter)
         if not first_iter:
             for worker in range(self._num_workers):
-                self._pool.send(
-                    worker, generation=self._generation, number=None, index=None, epoch=self._epoch
-                )
+                self._pool.begin(worker, generation=self._generation, told=loader.told_epoch())
         for _ in range(self._prefetch * self._num_workers):
             self._dispatch()
 

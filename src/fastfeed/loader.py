@@ -6,7 +6,7 @@ import inspect
 import sys
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -37,7 +37,10 @@ def _lightning_asks() -> bool:
 _THEIRS = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """Drop-in for `torch.utils.data.DataLoader`: every argument and the same batches, moved faster.
 
     Over a `ShardDataset` batches are decoded straight into shared memory, `shuffle=True` shuffles
@@ -135,6 +138,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._stats = Stats()
         self._epoch = 0
+        self._told_epoch: int | None = None
         self._progress: Progress | None = None
         self._pending: LoaderState | None = None
 
@@ -155,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Set the epoch of the next iteration, here and wherever else it is kept."""
         if self._pending is not None and self._pending.epoch != epoch:
             self._pending = None
-        self._epoch = epoch
+        self._epoch = self._told_epoch = epoch
         for keeper in (self.sampler, self.batch_sampler, self.dataset):
             if callable(getattr(keeper, "set_epoch", None)):
                 keeper.set_epoch(epoch)  # type: ignore[union-attr]
@@ -247,6 +251,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _next_epoch(self) -> int:
         samplers = samplers_of(self._index_sampler)  # trainers wrap ours in theirs
         return next((one.epoch for one in samplers if isinstance(one, ShardSampler)), self._epoch)
+
+    def told_epoch(self) -> int | None:
+        """Return the epoch that `set_epoch` was called with last, None if it never was."""
+        return self._told_epoch
 
     def take_state(self) -> LoaderState | None:
         """Return the state to resume, once."""

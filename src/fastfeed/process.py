@@ -60,7 +60,7 @@ class WorkerProcess:
             self.region.close_descriptor()
         self.jobs: dict[tuple[int, int], Job] = {}
         """Each job that has no result yet."""
-        self.generation = setup.generation
+        self.generation, self.told = setup.generation, setup.told
         self.place = setup.place
         """How far it is in its epoch, as far as its results have arrived."""
         self.reported = False
@@ -71,7 +71,7 @@ class WorkerProcess:
         """Send a job without waiting; to a dead worker it is lost."""
         if job.number is None:
             self.place = Place(self.place.state)
-            self.generation = job.generation
+            self.generation, self.told = job.generation, job.told
         else:
             self.jobs[job.generation, job.number] = job._replace(freed=[])
         self.channel.post([pickle.dumps(tuple(job), pickle.HIGHEST_PROTOCOL)])

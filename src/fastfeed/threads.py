@@ -61,9 +61,12 @@ class ThreadPool:
         """Whether the threads were told to end."""
         return self._ending.is_set()
 
-    def send(
-        self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
-    ) -> None:
+    def begin(self, worker: int, *, generation: int, told: int | None) -> None:
+        """Have a worker begin an epoch."""
+        self._must_be_here()
+        self._jobs[worker].put(Job(generation, None, None, 0, [], told))
+
+    def send(self, worker: int, *, generation: int, number: int, index: Any, epoch: int) -> None:
         """Give a worker a job."""
         self._must_be_here()
         self._jobs[worker].put(Job(generation, number, index, epoch, []))
@@ -121,7 +124,7 @@ def _work(
             ended = False
             try:
                 if maker is not None:
-                    maker.restart()
+                    maker.restart(job.told)
             except BaseException as error:  # noqa: BLE001 - likewise
                 failed = error
         elif not ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import pickle
 import random
@@ -22,7 +23,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from fastfeed.collating.collate import stack_into
 from fastfeed.collating.failure import Failure
-from fastfeed.collating.fetch import Source, TorchFetcher, make_fetcher
+from fastfeed.collating.fetch import Source, TorchFetcher, make_fetcher, tell
 from fastfeed.collating.pack import Packed, pack
 from fastfeed.errors import EmptyBatchError
 from fastfeed.resume import START, Place
@@ -55,6 +56,8 @@ class WorkerSetup:
     """Where to begin."""
     generation: int = 0
     """The epoch to begin in, counted from the iterator's first."""
+    told: int | None = None
+    """The epoch's number, if the user has told it since the data set was pickled or forked."""
     snapshot_every: int = 1
     """An iterable data set that has a state is asked for it after so many batches."""
 
@@ -67,6 +70,8 @@ class Job(NamedTuple):
     index: Any
     epoch: int
     freed: list[Sequence[tuple[int, int]]]
+    told: int | None = None
+    """At the beginning of an epoch: its number, if the user told it to the trainer's data set."""
 
 
 class Result(NamedTuple):
@@ -146,6 +151,7 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]  # noqa: SLF001
     torch.set_num_threads(1)
+    gc.freeze()  # marking what the fork copied would make its pages this process's own
     _Watch(setup.trainer).start()
     writer = SlotWriter(region)
     stack_into(writer)
@@ -160,7 +166,7 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
             writer.give_back(job.freed)
             if job.number is None:
                 ended = False
-                failure = _restart(maker, failure)
+                failure = _restart(maker, failure, told=job.told)
             elif not ended:
                 private: list[Any] = []
                 if failure is not None or maker is None:
@@ -172,12 +178,12 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                 ends.channel.send([pickle.dumps(tuple(result), pickle.HIGHEST_PROTOCOL), *pieces])
 
 
-def _restart(maker: Maker | None, failure: Failure | None) -> Failure | None:
+def _restart(maker: Maker | None, failure: Failure | None, *, told: int | None) -> Failure | None:
     """Begin an epoch, and return why this worker cannot make its batches, if so."""
     if maker is None:
         return failure
     try:
-        maker.restart()
+        maker.restart(told)
     except Exception as error:  # noqa: BLE001 - it is raised in the trainer
         return Failure.of(error)
     return None
@@ -219,11 +225,11 @@ class Maker:
         self._every = setup.snapshot_every if self.iterable else 1
         self._made = 0
 
-    def restart(self) -> None:
-        """Begin an epoch."""
+    def restart(self, told: int | None) -> None:
+        """Begin an epoch, which the data set is told where the user told the trainer's copy."""
         self._made = 0
         if isinstance(self.fetcher, TorchFetcher):
-            self.fetcher.restart()
+            self.fetcher.restart(told=told)
 
     def take_state(self) -> Any:
         """Return the data set's state after a batch, if it is due."""
@@ -243,6 +249,7 @@ def _start(setup: WorkerSetup, given: Source | Parcel) -> tuple[Maker | None, Fa
             _seed(setup, source.dataset)
         if source.init_fn is not None:
             source.init_fn(setup.worker)
+        tell(source.dataset, setup.told)
         return Maker(setup, source), None
     except Exception as error:  # noqa: BLE001 - it is raised in the trainer
         return None, Failure.of(error)

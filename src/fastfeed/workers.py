@@ -104,7 +104,12 @@ class WorkerPool:
         others = [own.channel for own in self._workers if own is not instead_of]
         setup = self._plan.setups[number]
         if instead_of is not None:
-            setup = replace(setup, place=instead_of.place, generation=instead_of.generation)
+            setup = replace(
+                setup,
+                place=instead_of.place,
+                generation=instead_of.generation,
+                told=instead_of.told,
+            )
         worker = WorkerProcess(self._plan, setup, others)
         self._selector.register(worker.channel, _READ, number)
         self._selector.register(worker.process.sentinel, _READ, number)
@@ -115,9 +120,13 @@ class WorkerPool:
         """Whether the workers were stopped, or are another process's."""
         return self._closed or os.getpid() != self._pid
 
-    def send(
-        self, worker: int, *, generation: int, number: int | None, index: Any, epoch: int
-    ) -> None:
+    def begin(self, worker: int, *, generation: int, told: int | None) -> None:
+        """Have a worker begin an epoch; `told` is what the user told the data set that it is."""
+        self._must_be_open()
+        free = self._workers[worker].lender.returned()
+        self._post(worker, Job(generation, None, None, 0, free, told))
+
+    def send(self, worker: int, *, generation: int, number: int, index: Any, epoch: int) -> None:
         """Give a worker a job, and with it the memory that became free.
 
         A worker that is dead gets nothing; `receive` says so, after what it sent before.

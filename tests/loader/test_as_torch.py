@@ -283,3 +283,24 @@ def test_c52_set_epoch_reaches_sampler_and_batch_sampler(draws):
     loader = DataLoader(draws(3), sampler=keeper)
     loader.set_epoch(4)
     assert keeper.epoch == 4
+
+
+def test_is_generic(draws):
+    """Type hints such as `DataLoader[Batch]` work at run time, as torch's."""
+    for kind in (DataLoader, Torchs):
+        assert kind[int](draws(3)).batch_size == 1
+
+
+def test_expanded_tensors_stay_expanded():
+    """A batch whose elements are one in memory travels as one."""
+    for kind in (DataLoader, Torchs):
+        (batch,) = kind([0], num_workers=1, collate_fn=lambda _: torch.ones(3).expand(1000, -1))
+        assert batch.stride() == (0, 1)
+        assert batch.shape == (1000, 3)
+        assert (batch == 1).all()
+
+
+def test_no_prefetching_is_refused_as_by_torch(draws):
+    """Torch finds that out when an iterator is made, which is then half made: only ours is here."""
+    with pytest.raises(AssertionError, match="greater than 0 for MultiProcessingDataLoaderIter"):
+        iter(DataLoader(draws(3), num_workers=1, prefetch_factor=0))

@@ -137,7 +137,7 @@ def test_c52_iterable(options):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("options", FORKED[:2])
+@pytest.mark.parametrize("options", FORKED)
 def test_c52_iterable_is_told_the_epoch(options):
     """`set_epoch` of the loader reaches the data set of workers that start anew."""
     loader = ff.DataLoader(OfEpoch(), 4, **options_of(*options))
@@ -163,6 +163,37 @@ def test_c52_shards(number_shards, options):
     assert len({tuple(order) for order in orders}) == 3
     plain = ff.DataLoader(data, 4, shuffle=True)
     assert orders[:3] == [torch.cat([b["n"] for b in plain]).tolist() for _ in range(3)]
+
+
+class Told(Dataset):
+    """A map-style data set that listens to `set_epoch`."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.epoch
+
+
+@pytest.mark.parametrize(("workers", "method", "persistent"), FORKED)
+def test_c52_a_map_is_told_the_epoch(workers, method, persistent):
+    """`set_epoch` of the loader reaches the copies in workers that stay."""
+    loader = ff.DataLoader(
+        Told(),
+        4,
+        num_workers=workers,
+        multiprocessing_context=method,
+        persistent_workers=persistent,
+    )
+    for epoch in (0, 1, 2, 0):
+        loader.set_epoch(epoch)
+        assert torch.cat(list(loader)).tolist() == [epoch] * 4
+    assert torch.cat(list(loader)).tolist() == [0] * 4  # told no more, it stays as it was
 
 
 @pytest.mark.parametrize(("workers", "method", "persistent"), FORKED)

@@ -26,7 +26,7 @@ def fastfeed_session(settings: Settings) -> LoaderSession:
     import fastfeed as ff
 
     workers = settings["workers"]
-    loader = ff.DataLoader(
+    loader: Any = ff.DataLoader(
         ff.ShardDataset(settings["folder"], fields={"bin": ff.Bytes("bin")}),
         batch_size=settings["batch"],
         num_workers=workers,

@@ -68,7 +68,7 @@ def session(settings: Settings) -> SteadySession:
         "label": ff.Int("cls"),
     }
     fields: Any = photos if settings["photos"] else {"bin": ff.Bytes("bin")}
-    loader = ff.DataLoader(
+    loader: Any = ff.DataLoader(
         ff.ShardDataset(settings["folder"], fields=fields),
         batch_size=settings["batch"],
         shuffle=True,

@@ -58,9 +58,10 @@ class TorchFetcher:
         self._epoch: int | None = None
         self.restart(place)
 
-    def restart(self, place: Place = START) -> None:
-        """Begin an epoch: iterable data sets start over, or go to a place."""
+    def restart(self, place: Place = START, *, told: int | None = None) -> None:
+        """Begin an epoch: iterable data sets start over, or go to a place; `told` is its number."""
         source = self._source
+        tell(source.dataset, told)
         load_dataset(source.dataset, place)
         self._fetcher = _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
             source.kind,
@@ -88,6 +89,12 @@ class TorchFetcher:
     def state(self) -> Any:
         """Return the state of the data set and of its iterator, where they keep one."""
         return state_of(self._source.dataset, self._fetcher)
+
+
+def tell(dataset: Any, epoch: int | None) -> None:
+    """Tell a data set its epoch, if it listens and there is one to tell."""
+    if epoch is not None and callable(getattr(dataset, "set_epoch", None)):
+        dataset.set_epoch(epoch)
 
 
 def has_state(thing: Any) -> bool:

@@ -148,32 +148,26 @@ def _is_plain_array(array: NDArray[Any]) -> bool:
 def _place_tensor(tensor: torch.Tensor, packing: _Packing) -> _TensorLeaf:
     shape = tuple(tensor.shape)
     strides = None if tensor.is_contiguous() else tensor.stride()
-    nbytes = tensor.nbytes
-    if nbytes == 0:
+    if tensor.nbytes == 0:
         return _TensorLeaf(tensor.dtype, shape, None, 0, 0)
-    if strides is not None and not _is_dense(tensor):
-        # What is left out between the elements of a slice is not worth sending.
-        tensor, strides = tensor.contiguous(), None
+    span = tensor.numel()
+    if strides is not None:
+        # From the first element to the last: less than all of them where some are the same, as
+        # after `expand`; more where a slice leaves gaps, which are not worth sending.
+        span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+        if span > tensor.numel():
+            tensor, strides, span = tensor.contiguous(), None, tensor.numel()
+    nbytes = span * tensor.element_size()
     place = packing.writer.place_of(tensor.data_ptr(), nbytes)
     if place is None:
         memory = packing.writer.empty((nbytes,), np.uint8)
         target = torch.from_numpy(memory).view(tensor.dtype)
-        target = target.view(shape) if strides is None else target.as_strided(shape, strides)
-        target.copy_(tensor)
+        if strides is None:
+            target.view(shape).copy_(tensor)
+        else:
+            target.copy_(tensor.as_strided((span,), (1,)))
         place = packing.place_of(memory)
     return _TensorLeaf(tensor.dtype, shape, strides, nbytes, place)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether the elements fill their memory without gaps, in whatever order of axes."""
-    expected = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= length
-    return True
 
 
 def _place_array(array: NDArray[Any], packing: _Packing) -> _ArrayLeaf:

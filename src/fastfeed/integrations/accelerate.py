@@ -24,20 +24,20 @@ from fastfeed.sampler import ShardSampler
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_origins: weakref.WeakValueDictionary[int, DataLoader] = weakref.WeakValueDictionary()
+_origins: weakref.WeakValueDictionary[int, DataLoader[Any]] = weakref.WeakValueDictionary()
 """Loaders of ours by the id of what they own: its id is its own as long as the loader lives."""
-_asked: list[weakref.ref[DataLoader]] = []
+_asked: list[weakref.ref[DataLoader[Any]]] = []
 """The loader that Accelerate asked last, until it builds another one."""
 
 
-def register(loader: DataLoader) -> None:
+def register(loader: DataLoader[Any]) -> None:
     """Remember what a loader owns, for a loader that is built from it to be ours too."""
     install()
     _note(loader)
     _asked[:] = [weakref.ref(loader)]
 
 
-def _note(loader: DataLoader) -> None:
+def _note(loader: DataLoader[Any]) -> None:
     for part in (loader.dataset, loader.sampler, loader.batch_sampler):
         if part is not None:
             _origins[id(part)] = loader
@@ -45,7 +45,7 @@ def _note(loader: DataLoader) -> None:
 
 def _origin_of(
     dataset: Any, *, batch_sampler: Any = None, sampler: Any = None, **others: Any
-) -> DataLoader | None:
+) -> DataLoader[Any] | None:
     """Return the loader of ours that the arguments of a new one were taken from."""
     if isinstance(dataset, IterDataPipe | MapDataPipe):
         return None  # torch iterates over these in ways of its own, and they have no state
@@ -77,7 +77,7 @@ def _build(*args: Any, **arguments: Any) -> torch.utils.data.DataLoader[Any]:
     if origin is None:
         return torch.utils.data.DataLoader(*args, **arguments)
     _leave_splitting(arguments)
-    loader = DataLoader(*args, **(arguments | extra_arguments(origin)))
+    loader: DataLoader[Any] = DataLoader(*args, **(arguments | extra_arguments(origin)))
     _note(loader)
     return loader
 
@@ -189,7 +189,7 @@ def _load(load: Any) -> Any:
     return loaded
 
 
-def _for_this_process(state: dict[str, Any], loader: DataLoader) -> dict[str, Any]:
+def _for_this_process(state: dict[str, Any], loader: DataLoader[Any]) -> dict[str, Any]:
     """Return another process's state without what is not this one's: indices, torch's generator.
 
     The generators of the samplers are the same in all of them; Accelerate sees to that.

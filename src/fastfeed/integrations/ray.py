@@ -44,7 +44,7 @@ def prepare_data_loader(
     )
 
 
-def _split(loader: DataLoader) -> DataLoader:
+def _split(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader with a sampler for each rank; the one given if it has one already."""
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if isinstance(loader.dataset, IterableDataset) or any(

@@ -15,12 +15,12 @@ _THEIRS = list(inspect.signature(torch.utils.data.DataLoader.__init__).parameter
 _OURS = list(inspect.signature(DataLoader.__init__).parameters)[1:]
 
 
-def extra_arguments(loader: DataLoader) -> dict[str, Any]:
+def extra_arguments(loader: DataLoader[Any]) -> dict[str, Any]:
     """Return the arguments of a loader that torch's does not have."""
     return {name: getattr(loader, name) for name in _OURS if name not in {*_THEIRS, "in_order"}}
 
 
-def like(loader: torch.utils.data.DataLoader[Any], **changed: Any) -> DataLoader:
+def like(loader: torch.utils.data.DataLoader[Any], **changed: Any) -> DataLoader[Any]:
     """Return a loader of ours over the data of any loader, with its arguments but for `changed`.
 
     Where torch chose the sampler and the data set has one of its own (as `ShardDataset` has), the
