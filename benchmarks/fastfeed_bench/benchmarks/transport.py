@@ -40,6 +40,8 @@ _SHAPES = (
     _Shape("large", "one tensor of 200 MB", 1, 8),
     _Shape("tokens", "dict of three int64 of 512", 64, 400),
     _Shape("nested", "nested tuples and named tuples", 32, 400),
+    _Shape("wrapped", "torchvision's image class, stacked", 64, 80),
+    _Shape("detection", "torchvision's images and boxes, in lists", 16, 60),
     _Shape("arrays", "numpy arrays", 64, 400),
     _Shape("sparse", "sparse tensors", 32, 800),
     _Shape("scalars", "list of 0-dim tensors", 64, 60),

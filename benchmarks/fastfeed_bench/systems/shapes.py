@@ -98,6 +98,41 @@ def _fresh_lists(samples: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:
     return [_fresh(sample) for sample in samples]
 
 
+# Tensors of torchvision's own classes
+
+
+def _wrapped() -> torch.Tensor:
+    from torchvision import tv_tensors
+
+    image: torch.Tensor = tv_tensors.Image(_bytes_of(3, 224, 224))
+    return image
+
+
+def _detection() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    from torchvision import tv_tensors
+
+    count = random.randrange(1, 8)
+    boxes = tv_tensors.BoundingBoxes(torch.rand(count, 4), format="XYXY", canvas_size=(224, 224))
+    return _wrapped(), {"boxes": boxes, "labels": torch.randint(0, 90, (count,))}
+
+
+def _fresh_detections(samples: list[tuple[Any, dict[str, Any]]]) -> tuple[Any, ...]:
+    from torchvision import tv_tensors
+
+    def fresh(tensor: torch.Tensor) -> torch.Tensor:
+        copy = tensor.as_subclass(torch.Tensor).clone()
+        if type(tensor) is torch.Tensor:
+            return copy
+        wrapped: torch.Tensor = tv_tensors.wrap(copy, like=tensor)
+        return wrapped
+
+    made = [
+        (fresh(image), {name: fresh(value) for name, value in target.items()})
+        for image, target in samples
+    ]
+    return tuple(zip(*made, strict=True))
+
+
 # Arrays and objects
 
 
@@ -124,14 +159,14 @@ class Conversations:
     """A batch class of a user's own."""
 
     def __init__(self, samples: list[dict[str, Any]]) -> None:
-        self.texts = [sample["text"] for sample in samples]
+        self.titles = [sample["title"] for sample in samples]
         self.scores = [sample["score"] for sample in samples]
         self.turns = [sample["turns"] for sample in samples]
 
 
 def _conversation() -> dict[str, Any]:
-    turns = [{"role": "user", "text": _text(20, 60)} for _ in range(random.randrange(1, 5))]
-    return {"text": _text(50, 200), "score": random.random(), "turns": turns}
+    turns = [_text(20, 60) for _ in range(random.randrange(1, 7))]
+    return {"title": _text(50, 200), "score": random.random(), "turns": turns}
 
 
 def _mixed() -> tuple[torch.Tensor, int, str]:
@@ -148,6 +183,8 @@ SHAPES: dict[str, Shape] = {
     "large": Shape(partial(_bytes_of, 200_000_000), pool=1),
     "tokens": Shape(_tokens),
     "nested": Shape(_nested),
+    "wrapped": Shape(_wrapped),
+    "detection": Shape(_detection, _fresh_detections),
     "arrays": Shape(_arrays, _stack_arrays),
     "sparse": Shape(_sparse, torch.stack),
     "scalars": Shape(partial(torch.rand, ()), _fresh),
