@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     Tensors = Iterable[torch.Tensor]
 
 _MASK = 2**64 - 1
+_PLAIN = {bool, int, float, str}
+"""Types whose representation tells type and value."""
 
 
 def dense(array: NDArray[np.generic]) -> NDArray[np.uint8]:
@@ -91,12 +93,14 @@ def _fold(tree: Any, state: xxhash.xxh3_64) -> None:
         for name, inner in tree.items():
             state.update(f"{name!r}: ".encode())
             _fold(inner, state)
-    elif isinstance(tree, list | tuple):
+    elif isinstance(tree, bytes):
+        state.update(tree)
+    elif isinstance(tree, list | tuple) and not set(map(type, tree)) <= _PLAIN:
         state.update(f"{len(tree)} ".encode())
         for inner in tree:
             _fold(inner, state)
-    elif isinstance(tree, int | float | str | bytes):
-        state.update(tree if isinstance(tree, bytes) else f"{tree!r} ".encode())
+    elif isinstance(tree, int | float | str | list | tuple):
+        state.update(f"{tree!r} ".encode())
     else:
         _fold(vars(tree), state)
 
