@@ -8,6 +8,7 @@ state of its own (`state_dict`, `load_state_dict`) is asked for that instead.
 
 from __future__ import annotations
 
+import copy
 import json
 import zlib
 from collections import deque
@@ -84,6 +85,7 @@ class IndexStream:
         self._snapshots: deque[tuple[int, Any]] = deque()
         self._buffer: deque[tuple[int, Any]] = deque()
         self._exhausted = False
+        self._ordered = True
         self._last: Any = None
         """Indices of the last batch that was delivered."""
         self._kept: dict[int, Any] = {}
@@ -95,11 +97,15 @@ class IndexStream:
         """Numbers of further ones that it got."""
         self._samplings: Iterator[Any] = iter(())
 
-    def start(self, samplings: Iterator[Any]) -> None:
-        """Take the sampler's iterator, as torch has made it."""
-        self._samplings = samplings
+    def start(self, samplings: Iterator[Any], *, ordered: bool) -> None:
+        """Take the sampler's iterator, as torch has made it; without an order, only count."""
+        self._samplings, self._ordered = samplings, ordered
         if self._holder is not None:
-            self._snapshots.append((0, self._holder.state_dict()))
+            self._snapshots.append((0, copy.deepcopy(self._holder.state_dict())))
+
+    def release(self) -> None:
+        """Let go of the sampler's iterator."""
+        self._samplings = iter(())
 
     def next(self) -> tuple[int, Any]:
         """Return the next batch that was not delivered yet: its number and its indices.
@@ -108,7 +114,8 @@ class IndexStream:
         """
         while True:
             number, index = self._buffer.popleft() if self._buffer else self._draw()
-            self._kept[number] = index
+            if self._ordered:
+                self._kept[number] = index
             if number not in self.ahead:
                 return number, index
 
@@ -123,11 +130,14 @@ class IndexStream:
         number = self.drawn
         self.drawn += 1
         if self._holder is not None and self.drawn % self._every == 0:
-            self._snapshots.append((self.drawn, self._holder.state_dict()))
+            self._snapshots.append((self.drawn, copy.deepcopy(self._holder.state_dict())))
         return number, index
 
     def deliver(self, number: int) -> None:
         """Count a batch that the loop is given, or that is left out for ever."""
+        if not self._ordered:  # numbers that ended workers were given never come
+            self.delivered += 1
+            return
         self.ahead.add(number)
         while self.delivered in self.ahead:
             self.ahead.remove(self.delivered)
@@ -169,7 +179,7 @@ class IndexStream:
         if known and checksum(self._last) != state.last:
             raise OptionError(
                 "the sampler does not give the same indices again, so samples would be repeated "
-                "and left out",
+                "and left out; or the data is not what it was",
                 way_out="Give the sampler `state_dict` and `load_state_dict`, or draw its order "
                 "from a torch.Generator that it keeps as `generator`",
             )

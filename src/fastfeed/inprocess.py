@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data._utils import pin_memory
@@ -21,12 +22,11 @@ from fastfeed.collating.fetch import (
 )
 from fastfeed.errors import EmptyBatchError
 from fastfeed.progress import rewind
-from fastfeed.resume import START
+from fastfeed.resume import START, Place
 
 if TYPE_CHECKING:
     from fastfeed.loader import DataLoader
     from fastfeed.progress import Progress
-    from fastfeed.resume import Place
 
 
 class InProcessIterator(_SingleProcessDataLoaderIter):
@@ -35,7 +35,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
     _dataset: Any
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        state = loader.take_state()
+        state = loader.pending_state()
         place = state.places[0] if state is not None and state.places else START
         sampler, generator = loader._index_sampler, loader.generator  # noqa: SLF001
         if state is not None:
@@ -60,13 +60,16 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         self._begin(progress, place, iterable=iterable)
         if state is not None and state.begun:
             self._num_yielded = progress.delivered
+        loader.began(progress)
 
     def _begin(self, progress: Progress, place: Place, *, iterable: bool) -> None:
         progress.base_seed = int(self._base_seed)
         if iterable or has_state(self._dataset):
             progress.places, progress.ended = [place], [False]
-            dataset, fetcher = self._dataset, self._dataset_fetcher
-            progress.live_state = lambda: state_of(dataset, fetcher)
+            dataset, fetcher = self._dataset, weakref.ref(self._dataset_fetcher)
+            progress.live_state = lambda: state_of(dataset, fetcher())
+            # The data set's iterator ends with this one, not with the loader.
+            weakref.finalize(self, _leave, progress, dataset, self._dataset_fetcher)
         progress.start(self._sampler_iter, ordered=not iterable)
 
     def _next_data(self) -> Any:
@@ -78,7 +81,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
                 skip(self._dataset_fetcher, index, steps)
             batch = self._make(number, index)
         except StopIteration:
-            self._progress.finish()
+            self._progress.finish(stays=True)
             raise
         seconds = time.perf_counter() - started
         self._stats.delivered(
@@ -115,6 +118,13 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             report = self._fetcher.take_report()
             self._skipped = report.skipped
             self._shards.fastfeed_report(report, self._stats)
+
+
+def _leave(progress: Progress, dataset: Any, fetcher: Any) -> None:
+    """Note where the iterator of a data set was when the loop left it."""
+    if progress.asks_for_state:
+        state = state_of(dataset, fetcher)
+        progress.left_at(None if state is None else Place(state))
 
 
 def source_of(iterator: Any, loader: DataLoader[Any]) -> Source:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,13 @@ from fastfeed.collating.fetch import (
     has_state,
     shards_under,
 )
-from fastfeed.errors import WorkerError
 from fastfeed.inprocess import count_samples, source_of
 from fastfeed.process import LEAST_REGION
 from fastfeed.progress import rewind
-from fastfeed.resume import START, Place
+from fastfeed.resume import START
 from fastfeed.threads import ThreadPool
 from fastfeed.topology import memory_limit
-from fastfeed.worker import WorkerSetup
+from fastfeed.worker import BEGUN, WorkerSetup
 from fastfeed.workers import WorkerPool
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ log = logging.getLogger("fastfeed")
 # Shared memory that all workers of a loader may take at the most, of what the machine has left;
 # pages are taken only as batches need them.
 _MEMORY_SHARE = 0.5
-# Seconds that the other workers get to end after one has died.
-_GRACE_AFTER_DEATH_S = 0.5
 
 
 class WorkerIterator(_BaseDataLoaderIter):
@@ -54,7 +52,7 @@ class WorkerIterator(_BaseDataLoaderIter):
     _dataset: Any
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self._state = state = loader.take_state()
+        self._state = state = loader.pending_state()
         if state is not None and state.base_seed is None:  # it is drawn in what follows
             rewind(state, loader._index_sampler, loader.generator)  # noqa: SLF001
         super().__init__(loader)
@@ -67,7 +65,8 @@ class WorkerIterator(_BaseDataLoaderIter):
             )
         self._in_order = getattr(loader, "in_order", True)
         self._told: set[str] = set()
-        self._places: list[Place] = []
+        self._one_at_a_time = threading.Lock()  # some loops have several threads take batches
+        self._keeps_state = has_state(self._dataset)
         self._generation = -1
         self._arrived: dict[int, Arrival] = {}
         self._open_pool(loader)
@@ -89,6 +88,7 @@ class WorkerIterator(_BaseDataLoaderIter):
                 threads=loader.worker_threads,
                 trainer=os.getpid(),
                 place=places[worker],
+                generation=self._generation + 1,
                 snapshot_every=loader.snapshot_every_n_steps,
             )
             for worker in range(self._num_workers)
@@ -113,7 +113,11 @@ class WorkerIterator(_BaseDataLoaderIter):
             arrival.give_up()
         self._arrived = {}
         if not first_iter:
-            self._state = loader.take_state()
+            self._state = loader.pending_state()
+            if self._state is not None and self._state.base_seed is None:
+                rewind(self._state, self._index_sampler, loader.generator)
+                seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+                self._base_seed = int(seed)  # as a new iterator draws it
             if self._pool.closed or self._state is not None:
                 self._close()  # a worker died in an earlier epoch, or all begin elsewhere
                 self._open_pool(loader)
@@ -130,12 +134,13 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._samples: dict[int, int] = {}
         self._active = [True] * self._num_workers
         self._tasks = [0] * self._num_workers
-        self._begin(first_iter=first_iter)
         if not first_iter:
             for worker in range(self._num_workers):
                 self._pool.begin(worker, generation=self._generation, told=loader.told_epoch())
+        self._begin(first_iter=first_iter)
         for _ in range(self._prefetch * self._num_workers):
             self._dispatch()
+        loader.began(self._progress)
 
     def _begin(self, *, first_iter: bool) -> None:
         """Set the counts to the beginning of the epoch, or to where the state has them."""
@@ -143,25 +148,35 @@ class WorkerIterator(_BaseDataLoaderIter):
         progress.base_seed = int(self._base_seed)
         iterable = self._dataset_kind == _DatasetKind.Iterable
         if iterable or has_state(self._dataset):
-            places = [START] * self._num_workers
-            if state is not None and state.places is not None:
-                places = list(state.places)
-            elif not first_iter:  # what the data set keeps goes on in its worker
-                places = [Place(one.state) for one in self._places]
-            self._places = progress.places = places
+            progress.places = [START] * self._num_workers
             progress.ended = [False] * self._num_workers
+            if state is not None and state.places is not None:
+                progress.places = list(state.places)
+            elif not first_iter and self._keeps_state:
+                self._await_places()
         first_worker = 0
         progress.start(self._sampler_iter, ordered=not iterable)
         if state is not None and state.begun:
             self._num_yielded = self._sent = self._next = progress.delivered
             first_worker = self._next % self._num_workers
             if iterable:
-                first_worker = state.next_worker
+                progress.next_worker = first_worker = state.next_worker
                 progress.ended = list(state.ended)
                 self._active = [not ended for ended in state.ended]
         self._cycle = itertools.cycle(
             (first_worker + turn) % self._num_workers for turn in range(self._num_workers)
         )
+
+    def _await_places(self) -> None:
+        """Wait until each worker has said in which state its data set begins the epoch."""
+        missing = set(range(self._num_workers))
+        while missing and self._progress.places is not None:
+            arrival = self._pool.receive(None)
+            if arrival is not None and arrival.result.generation != self._generation:
+                arrival.give_up()
+            elif arrival is not None:
+                self._progress.begun_with(arrival.result.worker, arrival.result.state)
+                missing.discard(arrival.result.worker)
 
     def _dispatch(self) -> None:
         """Ask the sampler for one more batch and give it to the next worker in turn."""
@@ -185,13 +200,17 @@ class WorkerIterator(_BaseDataLoaderIter):
         )
 
     def _next_data(self) -> Any:
+        try:
+            with self._one_at_a_time:
+                return self._next_batch()
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            self._pool.close()  # a job or a result may be lost, which would be waited for
+            raise
+
+    def _next_batch(self) -> Any:
         started = time.perf_counter()
         while True:
-            try:
-                arrival = self._await_next()
-            except WorkerError:
-                self._pool.close(grace_s=_GRACE_AFTER_DEATH_S)
-                raise
+            arrival = self._await_next()
             result = arrival.result
             self._tasks[result.worker] -= 1
             samples = self._samples.pop(result.number)
@@ -235,7 +254,8 @@ class WorkerIterator(_BaseDataLoaderIter):
                 self._owners.pop(self._next, None)
                 self._next += 1
             else:
-                self._progress.finish(keeps_seed=self._persistent_workers)
+                stay = self._persistent_workers
+                self._progress.finish(stays=stay, keeps_seed=stay)
                 if not self._persistent_workers:
                     self._close()
                 raise StopIteration
@@ -257,9 +277,13 @@ class WorkerIterator(_BaseDataLoaderIter):
         result = arrival.result
         if result.generation != self._generation:  # of an epoch that was left early
             arrival.give_up()
+        elif result.number == BEGUN:
+            self._progress.begun_with(result.worker, result.state)
         elif result.ended:
             self._active[result.worker] = False
             self._owners.pop(result.number, None)
+            self._samples.pop(result.number, None)
+            self._progress.ended_with(result.worker, result.state)
             self._dispatch()
         else:
             self._arrived[result.number] = arrival

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from dataclasses import replace
 from importlib import import_module
@@ -37,6 +38,8 @@ def _lightning_asks() -> bool:
 _THEIRS = inspect.signature(torch.utils.data.DataLoader.__init__).parameters
 
 
+log = logging.getLogger("fastfeed")
+
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -56,7 +59,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batches they had not made are made by the new one. 0: the first death is an error.
         snapshot_every_n_steps: an iterable data set that has `state_dict` and `load_state_dict` is
             asked for its state after so many batches of each worker; `load_state_dict` makes those
-            after the last snapshot again. Other data costs nothing until `state_dict` is called.
+            after the last snapshot again. Samplers that have these methods are asked as often.
+            Other data costs nothing until `state_dict` is called.
 
     Raises:
         OptionError: an argument of ours that cannot be honoured; torch's own checks raise as ever.
@@ -93,10 +97,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ("restart_workers", restart_workers, 0),
             ("snapshot_every_n_steps", snapshot_every_n_steps, 1),
         ):
-            if not isinstance(number, int) or number < least:
+            if not isinstance(number, int) or isinstance(number, bool) or number < least:
                 raise OptionError(f"{name}={number!r} must be a number from {least} up")
         if worker_kind not in {"process", "thread"}:
             raise OptionError(f'worker_kind={worker_kind!r} is neither "process" nor "thread"')
+        if worker_kind == "thread" and not num_workers:
+            raise OptionError(
+                'worker_kind="thread" needs num_workers > 0', way_out="Say how many threads"
+            )
         if worker_kind == "thread" and (multiprocessing_context is not None or restart_workers):
             raise OptionError(
                 "worker threads have no start method and cannot be started again",
@@ -141,6 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._told_epoch: int | None = None
         self._progress: Progress | None = None
         self._pending: LoaderState | None = None
+        self._over = False
 
     @property
     def stats(self) -> Stats:
@@ -156,9 +165,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return describe(self._stats.snapshot(), workers=self.num_workers)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, here and wherever else it is kept."""
+        """Set the epoch of the next iteration, here and wherever else it is kept.
+
+        A state that was loaded and not yet resumed is forgotten if it is of the middle of another
+        epoch.
+        """
         if self._pending is not None and self._pending.epoch != epoch:
-            self._pending = None
+            if self._pending.begun:
+                was = self._pending.epoch
+                log.info("set_epoch(%s): the state of epoch %s is not resumed", epoch, was)
+            self._pending = None if self._pending.begun else replace(self._pending, epoch=epoch)
         self._epoch = self._told_epoch = epoch
         for keeper in (self.sampler, self.batch_sampler, self.dataset):
             if callable(getattr(keeper, "set_epoch", None)):
@@ -180,6 +196,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             state = resting(self._index_sampler, self.generator, epoch=self._next_epoch())
         else:
             state = self._progress.capture()
+            if not state.begun:  # the epoch may have been set since the last one ended
+                state = replace(state, epoch=self._next_epoch())
         return replace(state, data=self._data()).as_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
@@ -195,10 +213,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._must_not_be_pipes()
         state = LoaderState.of(state_dict)
         state.check(self._data() if strict else {}, workers=self.num_workers)
-        if state.begun and _lightning_asks() and state.delivered == self._length():
-            # It counts the epoch as done after its last batch, without waiting for its end.
-            state = state.following()
+        # Lightning counts an epoch as done after its last batch, without waiting for its end.
+        self._over = state.begun and _lightning_asks() and state.delivered == self._length()
         self._pending = state
+
+    def __iter__(self) -> Any:
+        """Return an iterator over the next epoch, or over the rest of the one that is resumed."""
+        if self._over:
+            self._over = False
+            for _ in super().__iter__():  # nothing is left; samplers and data sets come to the end
+                pass
+        return super().__iter__()
 
     def _data(self) -> dict[str, Any]:
         """Return what the data is, for a state to be compared with."""
@@ -212,6 +237,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return {
             "samples": samples,
             "batch size": self.batch_size,
+            "drop_last": self.drop_last,
             "ranks": next((count for count in ranks if count is not None), 1),
         }
 
@@ -230,7 +256,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the loader has not begun."""
-        return {**self.__dict__, "_progress": None}
+        return {**self.__dict__, "_progress": None, "_iterator": None}
 
     # What trainers ask for
 
@@ -256,22 +282,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Return the epoch that `set_epoch` was called with last, None if it never was."""
         return self._told_epoch
 
-    def take_state(self) -> LoaderState | None:
-        """Return the state to resume, once."""
-        state, self._pending = self._pending, None
-        return state
+    def pending_state(self) -> LoaderState | None:
+        """Return the state to resume, if one was loaded."""
+        return self._pending
+
+    def began(self, progress: Progress) -> None:
+        """An iterator is complete: its progress counts from now on, and nothing is pending."""
+        self._progress, self._pending = progress, None
+        self._epoch = progress.epoch + 1
 
     def begin_epoch(self, state: LoaderState | None) -> Progress:
         """Return the progress of the epoch that is beginning, or of the one that is resumed."""
-        self._progress = progress = Progress(
+        return Progress(
             self._index_sampler,
             self.generator,
             epoch=self._next_epoch() if state is None else state.epoch,
             resumed=state,
             snapshot_every=self.snapshot_every_n_steps,
         )
-        self._epoch = progress.epoch + 1
-        return progress
 
     def region_bytes(self, memory: int | None) -> int:
         """Return the size of each worker's region when `memory` bytes are left."""

@@ -16,8 +16,11 @@ import io
 import mmap
 import os
 import pickle
+import socket
 from functools import partial
 from multiprocessing import queues, reduction, sharedctypes, synchronize
+from multiprocessing.managers import BaseProxy
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.slots.region import anonymous_file
@@ -31,6 +34,7 @@ _ALIGNMENT, _LARGE = 64, 64 << 10
 _DEPTH, _BREADTH = 12, 10_000
 
 _TIED: tuple[type, ...] = (
+    socket.socket,
     synchronize.Lock,
     synchronize.RLock,
     synchronize.Semaphore,
@@ -132,17 +136,27 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+class _Pickler(pickle.Pickler):
+    tie: Callable[[Any], Any]
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Keep a manager's proxies out: their key goes only to processes being started."""
+        # Their classes are made as they are needed, so no table can hold them.
+        return self.tie(thing) if isinstance(thing, BaseProxy) else NotImplemented
+
+
 def _pickler(
     file: Any,
     tie: Callable[[Any], Any],
     keep_out: Callable[[pickle.PickleBuffer], bool] | None = None,
 ) -> pickle.Pickler:
-    pickler = pickle.Pickler(file, 5, buffer_callback=keep_out)
+    pickler = _Pickler(file, 5, buffer_callback=keep_out)
+    pickler.tie = tie
     known: dict[type, Any] = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # noqa: SLF001
     # Methods and partial functions can be pickled anywhere; tensors and handles cannot.
     plain = reduction.__name__
     tied = [kind for kind, reducer in known.items() if reducer.__module__ != plain]
-    own = {kind: reducer for kind, reducer in known.items() if reducer.__module__ == plain}
+    own = {kind: reducer for kind, reducer in known.items() if kind not in tied}
     own.update(dict.fromkeys((*tied, *_TIED), tie))
     pickler.dispatch_table = {**copyreg.dispatch_table, **own}
     return pickler
@@ -154,6 +168,8 @@ def find_unpicklable(thing: Any, name: str) -> str | None:
         return None
     path = name
     for _ in range(_DEPTH):
+        if isinstance(thing, ModuleType):
+            break
         for part, inner in _parts(thing):
             if not _can_be_pickled(inner):
                 thing, path = inner, f"{path}{part}"

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
 import pickle
 import signal
 import time
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastfeed.resume import Place
 from fastfeed.slots.channel import Channel, channels
-from fastfeed.slots.forks import our_fork
 from fastfeed.slots.lease import Lender
 from fastfeed.slots.region import Region
-from fastfeed.worker import Ends, run_worker
+from fastfeed.worker import BEGUN, Ends, run_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +32,8 @@ LEAST_REGION = 64 << 20
 # Seconds after its fork until a worker must have reported. It takes milliseconds, unless the child
 # waits for a lock that was copied closed.
 REPORT_S = 5.0
+# Descriptors that starting a process takes for a moment, at the most.
+_SPARE = 8
 
 
 class WorkerProcess:
@@ -42,22 +44,16 @@ class WorkerProcess:
         self.lender = Lender(self.region)
         try:
             self.channel, theirs = channels()
-            with closing(theirs):
-                # A forked child has copies of our ends; it closes them, so that an end is noticed.
-                inherited: tuple[Channel | Connection, ...] = ()
-                if plan.forks:
-                    inherited = (self.channel, plan.life[1], *others)
-                ends = Ends(theirs, plan.life[0], inherited)
-                self.process: BaseProcess = plan.context.Process(  # type: ignore[attr-defined]
-                    target=run_worker,
-                    args=(setup, plan.given, self.region, ends),
-                    daemon=True,
-                    name=f"fastfeed-worker-{setup.worker}",
-                )
-                with _interrupts_blocked(plan.context), our_fork():
-                    self.process.start()
+            try:
+                self.process = self._start(plan, setup, theirs, others)
+            except BaseException:
+                self.channel.close()
+                raise
+            finally:
+                theirs.close()
         finally:
             self.region.close_descriptor()
+        self._pidfd = _pidfd_of(self.process)
         self.jobs: dict[tuple[int, int], Job] = {}
         """Each job that has no result yet."""
         self.generation, self.told = setup.generation, setup.told
@@ -67,10 +63,52 @@ class WorkerProcess:
         self.silent_at = time.monotonic() + REPORT_S if plan.forks else math.inf
         """When a worker that has not reported counts as silent."""
 
+    def _start(
+        self, plan: Plan, setup: WorkerSetup, theirs: Channel, others: Sequence[Channel]
+    ) -> BaseProcess:
+        # A forked child has copies of our ends; it closes them, so that an end is noticed.
+        inherited: tuple[Channel | Connection, ...] = ()
+        if plan.forks:
+            inherited = (self.channel, plan.life[1], *others)
+        ends = Ends(theirs, plan.life[0], inherited)
+        process: BaseProcess = plan.context.Process(  # type: ignore[attr-defined]
+            target=run_worker,
+            args=(setup, plan.given, self.region, ends),
+            daemon=True,
+            name=f"fastfeed-worker-{setup.worker}",
+        )
+        _check_room(plan.life[0])
+        with _interrupts_blocked(plan.context):
+            process.start()
+        return process
+
+    @property
+    def death(self) -> int:
+        """A descriptor that becomes readable when the process ends.
+
+        Not multiprocessing's own where it can be helped: a process that the worker forked keeps
+        that one from telling.
+        """
+        return self.process.sentinel if self._pidfd is None else self._pidfd
+
+    def exit_code(self, seconds: float) -> int | None:
+        """Return how the process ended, after waiting a little; None if it lives."""
+        if self.process.exitcode is None:
+            self.process.join(seconds)
+        return self.process.exitcode
+
+    def let_go(self) -> None:
+        """Close what belongs to the process; it must have ended."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+        if self.process.exitcode is not None:
+            self.process.close()
+
     def post(self, job: Job) -> None:
         """Send a job without waiting; to a dead worker it is lost."""
         if job.number is None:
-            self.place = Place(self.place.state)
+            self.place = self.place.in_next_epoch()
             self.generation, self.told = job.generation, job.told
         else:
             self.jobs[job.generation, job.number] = job._replace(freed=[])
@@ -79,7 +117,11 @@ class WorkerProcess:
     def done(self, result: Result) -> None:
         """Strike off a job, and those after it that an ended worker does not do."""
         self.jobs.pop((result.generation, result.number), None)
-        if result.generation == self.generation and not result.ended:
+        if result.generation != self.generation:
+            pass
+        elif result.number == BEGUN:
+            self.place = Place(result.state).at_beginning()
+        elif not result.ended:
             self.place = self.place.after(result.state)
         if result.ended:
             for left in [left for left in self.jobs if left[0] == result.generation]:
@@ -101,6 +143,23 @@ class Plan:
     def forks(self) -> bool:
         """Whether workers are forks of this process."""
         return self.context.get_start_method() == "fork"
+
+
+def _check_room(one: Connection) -> None:
+    """Raise OSError if there are no descriptors left; multiprocessing would leak some it opened."""
+    spare: list[int] = []
+    try:
+        spare += (os.dup(one.fileno()) for _ in range(_SPARE))
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
+
+
+def _pidfd_of(process: BaseProcess) -> int | None:
+    try:
+        return os.pidfd_open(process.pid or 0)
+    except (AttributeError, OSError):  # an older system, or it has ended already
+        return None
 
 
 @contextmanager

@@ -44,9 +44,9 @@ class Progress:
         self._epoch = epoch if self._resumed is None else self._resumed.epoch
         self._finished = False
         self._keeps_seed = False
-        self._ordered = True
         self.places: list[Place] | None = None
         """Of each worker, if the data has places of its own."""
+        self._last: dict[int, Any] = {}
         self.ended: list[bool] = []
         self.next_worker = 0
         self.base_seed = 0
@@ -68,8 +68,7 @@ class Progress:
 
         `ordered` is false for iterable data sets, whose sampler says nothing.
         """
-        self._ordered = ordered
-        self._stream.start(samplings)
+        self._stream.start(samplings, ordered=ordered)
         state = self._resumed
         if state is None:
             return
@@ -90,12 +89,37 @@ class Progress:
         if self.places is not None:
             self.places[worker] = self.places[worker].after(state)
 
-    def finish(self, *, keeps_seed: bool = False) -> None:
+    @property
+    def asks_for_state(self) -> bool:
+        """Whether the epoch is under way over a data set that is asked for its state."""
+        return self.live_state is not None and not self._finished
+
+    def left_at(self, place: Place | None) -> None:
+        """The iterator of the data set, in this process, is gone; this is where it was."""
+        self.live_state = None
+        self.places = self.places if place is None else [place]
+
+    def begun_with(self, worker: int, state: Any) -> None:
+        """Note the state in which a worker's data set began the epoch."""
+        if self.places is not None:
+            self.places[worker] = Place(state).at_beginning()
+
+    def ended_with(self, worker: int, state: Any) -> None:
+        """Note the state that a data set was left in when it had no more."""
+        self._last[worker] = state
+
+    def finish(self, *, stays: bool, keeps_seed: bool = False) -> None:
         """The epoch is over: the state is that of the next one's beginning.
 
-        `keeps_seed` says that the workers live on, with the seed they have.
+        `stays` says that the data set goes on as it was left, here or in workers that live on;
+        `keeps_seed` that these keep their seed.
         """
         self._finished, self._keeps_seed = True, keeps_seed
+        self._stream.release()
+        if self.places is not None:
+            ended = enumerate(self.places)
+            left = [Place(state) if (state := self._last.get(i)) else one for i, one in ended]
+            self.places = [one.in_next_epoch() for one in left] if stays else None
 
     def capture(self) -> LoaderState:
         """Return the state; what the data is, the loader adds."""
@@ -103,9 +127,11 @@ class Progress:
         if places is not None and self.live_state is not None:
             live = self.live_state()
             places = places if live is None else (Place(live),)
+        if places is not None:
+            places = tuple(self._after_the_end(i, place) for i, place in enumerate(places))
         if self._finished:
             if places is not None:
-                places = tuple(Place(one.state) for one in places)
+                places = tuple(one.in_next_epoch() for one in places)
             state = resting(self._samplers[0], self._generator, epoch=self._epoch + 1)
             seed = self.base_seed if self._keeps_seed else None
             return replace(state, places=places, base_seed=seed)
@@ -119,6 +145,13 @@ class Progress:
             next_worker=self.next_worker,
             **self._stream.capture(),
         )
+
+    def _after_the_end(self, worker: int, place: Place) -> Place:
+        """Return a worker's place, or for one that has no more where its data set was left."""
+        state = self._last.get(worker)
+        if state is None or not self.ended or not self.ended[worker]:
+            return place
+        return Place({**state, "ended": True})
 
 
 def rewind(state: LoaderState, index_sampler: Any, generator: torch.Generator | None) -> None:

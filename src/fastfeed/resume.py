@@ -27,6 +27,15 @@ class Place:
         """Return the place one batch later; `state` is the data set's, if it was asked for it."""
         return replace(self, steps=self.steps + 1) if state is None else Place(state)
 
+    def at_beginning(self) -> Place:
+        """Return the place of a worker that has just begun an epoch, with what it then said."""
+        return self if self.state is None else Place({**self.state, "over": True})
+
+    def in_next_epoch(self) -> Place:
+        """Return where the next epoch begins: what the data set keeps, not where it was."""
+        kept = None if self.state is None else self.state.get("dataset")
+        return Place() if kept is None else Place({"dataset": kept, "over": True})
+
 
 START = Place()
 """The beginning."""
@@ -105,17 +114,13 @@ class LoaderState:
                 found["places"] = tuple(Place(*place) for place in found["places"])
             for name in ("ahead", "ended"):
                 found[name] = tuple(found[name])
+            _check_counts(found)
             return cls(**found)
         except (TypeError, KeyError) as error:
             raise OptionError(
-                f"the state of the loader is damaged: {error}",
+                f"the state of the loader is damaged: {type(error).__name__}: {error}",
                 way_out="Give load_state_dict what state_dict returned",
             ) from error
-
-    def following(self) -> LoaderState:
-        """Return the state at the beginning of the next epoch, for one with nothing left."""
-        draws = None if self.draws is None else Draws([], None, self.draws.now)
-        return LoaderState(epoch=self.epoch + 1, begun=False, draws=draws, data=self.data)
 
     def check(self, data: dict[str, Any], *, workers: int) -> None:
         """Raise OptionError if the state is of other data, or cannot go on in so many workers."""
@@ -132,3 +137,9 @@ class LoaderState:
                 f"there are {workers}",
                 way_out="Resume with as many workers; other data sets can change their number",
             )
+
+
+def _check_counts(found: dict[str, Any]) -> None:
+    for name in ("epoch", "delivered", "drawn", "sampler_at", "next_worker"):
+        if not isinstance(found[name], int) or found[name] < 0:
+            raise TypeError(f"{name!r} is {found[name]!r}")

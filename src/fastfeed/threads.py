@@ -19,7 +19,7 @@ from fastfeed.arrival import ThreadArrival
 from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.fetch import has_state
 from fastfeed.errors import EmptyBatchError, OptionError, WorkerError
-from fastfeed.worker import Job, Maker, Result
+from fastfeed.worker import BEGUN, Job, Maker, Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +53,17 @@ class ThreadPool:
             )
             for setup, jobs in zip(setups, self._jobs, strict=True)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close(grace_s=0)
+            raise
 
     @property
     def closed(self) -> bool:
-        """Whether the threads were told to end."""
-        return self._ending.is_set()
+        """Whether the threads were told to end, or are another process's."""
+        return self._ending.is_set() or os.getpid() != self._pid
 
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
         """Have a worker begin an epoch."""
@@ -98,7 +102,7 @@ class ThreadPool:
             jobs.put(None)
         until = time.monotonic() + grace_s
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
 
 
@@ -122,24 +126,31 @@ def _work(
     while (job := jobs.get()) is not None and not ending.is_set():
         if job.number is None:
             ended = False
-            try:
-                if maker is not None:
+            state = None
+            if maker is not None:
+                failed = None
+                try:
                     maker.restart(job.told)
-            except BaseException as error:  # noqa: BLE001 - likewise
-                failed = error
+                    state = maker.state()
+                except BaseException as error:  # noqa: BLE001 - likewise
+                    failed = error
+            results.put(ThreadArrival(_result(setup, job)._replace(state=state)))
         elif not ended:
             arrival = _make(setup, job, maker, failed)
             ended = arrival.result.ended
             results.put(arrival)
 
 
+def _result(setup: WorkerSetup, job: Job) -> Result:
+    number = BEGUN if job.number is None else job.number
+    return Result(setup.worker, job.generation, number, None, (), None, False, 0.0, None, None)
+
+
 def _make(
     setup: WorkerSetup, job: Job, maker: Maker | None, failed: BaseException | None
 ) -> ThreadArrival:
     """Make one batch, or say why not."""
-    result = Result(
-        setup.worker, job.generation, job.number or 0, None, (), None, False, 0.0, None, None
-    )
+    result = _result(setup, job)
     if maker is None or failed is not None:
         return ThreadArrival(result, raised=failed)
     started = time.perf_counter()
@@ -154,7 +165,8 @@ def _make(
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         if isinstance(error, StopIteration):
             if maker.iterable:
-                return ThreadArrival(result._replace(ended=True))
+                state = maker.state() if maker.keeps_state else None
+                return ThreadArrival(result._replace(ended=True, state=state))
             # Raised in the loop it would end it in silence.
             error = RuntimeError(f"the data set raised StopIteration for {job.index!r}")
         error.add_note(f"Raised in DataLoader worker thread {setup.worker}")

@@ -42,6 +42,10 @@ READY = b"ready"
 """A worker's first message: it has begun, and nothing of the user's ran in it yet."""
 
 
+BEGUN = -1
+"""Number of the result that says in which state a data set began an epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """What a worker is told once, at its start."""
@@ -167,6 +171,9 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
             if job.number is None:
                 ended = False
                 failure = _restart(maker, failure, told=job.told)
+                state = maker.state() if maker is not None and failure is None else None
+                begun = _failed(setup, job, None)._replace(state=state)
+                ends.channel.send([_pickled(begun)])
             elif not ended:
                 private: list[Any] = []
                 if failure is not None or maker is None:
@@ -175,7 +182,17 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                     result, private = _work(setup, job, maker, writer)
                 ended = result.ended
                 pieces = [piece.reshape(-1).view(np.uint8).data for piece in private]
-                ends.channel.send([pickle.dumps(tuple(result), pickle.HIGHEST_PROTOCOL), *pieces])
+                try:
+                    first = _pickled(result)
+                except Exception as error:  # noqa: BLE001 - it is raised in the trainer
+                    error.add_note("The state of the data set, or its report, cannot be pickled")
+                    writer.give_back([result.extents])
+                    first, pieces = _pickled(_failed(setup, job, Failure.of(error))), []
+                ends.channel.send([first, *pieces])
+
+
+def _pickled(result: Result) -> bytes:
+    return pickle.dumps(tuple(result), pickle.HIGHEST_PROTOCOL)
 
 
 def _restart(maker: Maker | None, failure: Failure | None, *, told: int | None) -> Failure | None:
@@ -222,6 +239,7 @@ class Maker:
     def __init__(self, setup: WorkerSetup, source: Source) -> None:
         self.fetcher = make_fetcher(source, threads=setup.threads, place=setup.place)
         self.iterable = source.kind == _DatasetKind.Iterable
+        self.keeps_state = isinstance(self.fetcher, TorchFetcher) and self.state() is not None
         self._every = setup.snapshot_every if self.iterable else 1
         self._made = 0
 
@@ -234,9 +252,11 @@ class Maker:
     def take_state(self) -> Any:
         """Return the data set's state after a batch, if it is due."""
         self._made += 1
-        if self._made % self._every or not isinstance(self.fetcher, TorchFetcher):
-            return None
-        return self.fetcher.state()
+        return self.state() if self.keeps_state and self._made % self._every == 0 else None
+
+    def state(self) -> Any:
+        """Return the data set's state, None if it keeps none."""
+        return self.fetcher.state() if isinstance(self.fetcher, TorchFetcher) else None
 
 
 def _start(setup: WorkerSetup, given: Source | Parcel) -> tuple[Maker | None, Failure | None]:
@@ -278,7 +298,8 @@ def _work(
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         writer.begin()
         if isinstance(error, StopIteration) and maker.iterable:
-            return _failed(setup, job, None)._replace(ended=True), []
+            state = maker.state() if maker.keeps_state else None
+            return _failed(setup, job, None)._replace(ended=True, state=state), []
         return _failed(setup, job, Failure.of(error)), []
     busy_s = time.perf_counter() - started
     report = maker.fetcher.take_report()
@@ -300,6 +321,5 @@ def _work(
 
 
 def _failed(setup: WorkerSetup, job: Job, failure: Failure | None) -> Result:
-    return Result(
-        setup.worker, job.generation, job.number or 0, None, (), failure, False, 0.0, None, None
-    )
+    number = BEGUN if job.number is None else job.number
+    return Result(setup.worker, job.generation, number, None, (), failure, False, 0.0, None, None)

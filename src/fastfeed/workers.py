@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
-    from multiprocessing.process import BaseProcess
 
     from fastfeed.collating.fetch import Source
     from fastfeed.worker import WorkerSetup
@@ -112,7 +111,7 @@ class WorkerPool:
             )
         worker = WorkerProcess(self._plan, setup, others)
         self._selector.register(worker.channel, _READ, number)
-        self._selector.register(worker.process.sentinel, _READ, number)
+        self._selector.register(worker.death, _READ, number)
         return worker
 
     @property
@@ -146,8 +145,19 @@ class WorkerPool:
             raise
 
     def receive(self, timeout: float | None) -> ProcessArrival | None:
-        """Return the next result, waiting for it; None if the time is over."""
+        """Return the next result, waiting for it; None if the time is over.
+
+        Whatever it raises, the workers are stopped: a message may be half read, or a dead worker
+        half replaced.
+        """
         self._must_be_open()
+        try:
+            return self._receive(timeout)
+        except BaseException:
+            self._cut_off()
+            raise
+
+    def _receive(self, timeout: float | None) -> ProcessArrival | None:
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not self._results:
             events = self._wait(until)
@@ -234,11 +244,11 @@ class WorkerPool:
         """Start another worker in the place of a dead one, with the jobs that have no result."""
         old = self._workers[number]
         self._selector.unregister(old.channel)
-        self._selector.unregister(old.process.sentinel)
+        self._selector.unregister(old.death)
         self._workers[number] = self._make(number, instead_of=old)
         old.channel.close()
         old.lender.close()
-        old.process.close()
+        old.let_go()
         for (generation, _), job in old.jobs.items():
             if generation == old.generation:  # others are of an epoch that was left
                 self._post(number, job)
@@ -261,12 +271,12 @@ class WorkerPool:
     def _dead(self, worker: int) -> WorkerError:
         """Describe how a worker ended and what it had to do."""
         own = self._workers[worker]
-        own.process.join(_TERM_S)
+        exit_code = own.exit_code(_TERM_S)
         job = next(((number, job.index) for (_, number), job in own.jobs.items()), None)
         return death(
             worker,
             pid=own.process.pid,
-            exit_code=own.process.exitcode,
+            exit_code=exit_code,
             job=job,
             began=own.reported,
         )
@@ -283,27 +293,26 @@ class WorkerPool:
             own.channel.hang_up()
             own.lender.close()
         for seconds, end in ((grace_s, None), (_TERM_S, "terminate"), (_TERM_S, "kill")):
-            living = [own.process for own in self._workers if own.process.exitcode is None]
+            living = [own for own in self._workers if own.process.exitcode is None]
             if end is not None:
-                for process in living:
-                    getattr(process, end)()
+                for own in living:
+                    getattr(own.process, end)()
             _wait_for(living, seconds)
-        for own in self._workers:
-            if own.process.exitcode is not None:
-                own.process.close()
         if self._parcel is not None:
             self._parcel.close()
         for life in self._life:  # workers die when it closes, so it comes last
             life.close()
         self._selector.close()
+        for own in self._workers:
+            own.let_go()
 
 
-def _wait_for(processes: list[BaseProcess], seconds: float) -> None:
+def _wait_for(workers: list[WorkerProcess], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    left = {process.sentinel: process for process in processes}
+    left = {own.death: own.process for own in workers}
     while left:
         ended = wait(list(left), max(0.0, deadline - time.monotonic()))
         if not ended:
             return
-        for sentinel in ended:
-            left.pop(sentinel).join()  # type: ignore[arg-type]
+        for descriptor in ended:
+            left.pop(descriptor).join()  # type: ignore[arg-type]

@@ -190,8 +190,9 @@ ARRAYS = [
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda a: f"{a.dtype.str}{list(a.shape)}")
 def test_numpy(wire, array, copy):
-    """Arrays of every kind come out equal, and writable."""
+    """Arrays of every kind come out equal, writable, and in this machine's order of bytes."""
     found = wire.send({"a": array, "b": [array, 1]}, copy=copy)
+    array = array.astype(array.dtype.newbyteorder("="))
     assert same(found, {"a": array, "b": [array, 1]})
     if isinstance(array, np.ndarray):
         assert found["a"].flags.writeable

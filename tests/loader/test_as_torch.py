@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections import namedtuple
 
@@ -304,3 +305,33 @@ def test_no_prefetching_is_refused_as_by_torch(draws):
     """Torch finds that out when an iterator is made, which is then half made: only ours is here."""
     with pytest.raises(AssertionError, match="greater than 0 for MultiProcessingDataLoaderIter"):
         iter(DataLoader(draws(3), num_workers=1, prefetch_factor=0))
+
+
+@pytest.mark.parametrize("dtype", ["u1", ">i4", "<f8"])
+@pytest.mark.parametrize("count", [4, 4000])
+def test_arrays_arrive_as_torch_pickles_them(count, dtype):
+    """Read-only and foreign-endian ones as plain ones, small and large."""
+    array = np.frombuffer(np.arange(count).astype(dtype).tobytes(), dtype)
+    found = []
+    for kind in (DataLoader, Torchs):
+        (batch,) = kind([array], num_workers=1, collate_fn=lambda samples: samples[0])
+        batch[0] = 3
+        found.append(batch)
+    assert found[0].dtype == found[1].dtype
+    assert np.array_equal(found[0], found[1])
+
+
+def test_threads_may_take_batches_from_one_iterator(draws):
+    """Each batch goes to one of them, as with torch's iterator."""
+    batches = iter(DataLoader(draws(200), 4, num_workers=2))
+    found = []
+
+    def take():
+        found.extend(batch["index"] for batch in batches)
+
+    takers = [threading.Thread(target=take) for _ in range(4)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join()
+    assert sorted(torch.cat(found).tolist()) == list(range(200))

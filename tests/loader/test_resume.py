@@ -75,6 +75,26 @@ class Counting(Part):
         self.given = state["given"]
 
 
+class Starting(Part):
+    """The other usual way: what is loaded is where the next iteration starts, once."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self.position = self.start = 0
+
+    def __iter__(self):
+        mine = list(super().__iter__())
+        start, self.start = self.start, 0
+        for self.position in range(start + 1, len(mine) + 1):
+            yield mine[self.position - 1]
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.start = self.position = state["position"]
+
+
 class Walk:
     """An iterator that keeps its own state."""
 
@@ -246,6 +266,181 @@ def test_c61_between_epochs(kind, options):
     assert found == whole
 
 
+@pytest.mark.parametrize("count", [30, 31])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 1}, {"num_workers": 2, "persistent_workers": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("data", [Part, Counting, Starting, Walking])
+def test_c61_between_epochs_of_iterable_data(data, options, count):
+    """What is saved at the end of an epoch begins the next one, not the end of the last."""
+
+    def make():
+        return DataLoader(data(count), 3, **options)
+
+    whole = golden(make)
+    loader = make()
+    assert [flat(batch) for batch in loader] == whole[0]
+    state = travelled(loader.state_dict())
+    loader = make()
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == whole[1]
+    assert [flat(batch) for batch in loader] == whole[2]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_c61_after_an_epoch_that_was_left(every):
+    """Persistent workers have gone on meanwhile; the new epoch counts from where they begin it."""
+
+    def make():
+        return DataLoader(
+            Counting(30), 3, num_workers=1, persistent_workers=True, snapshot_every_n_steps=every
+        )
+
+    loader = make()
+    next(iter(loader))
+    batches = iter(loader)
+    first = flat(next(batches))
+    state = travelled(loader.state_dict())
+    rest = [flat(batch) for batch in batches]
+    loader = make()
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == rest
+    assert first not in rest
+
+
+def test_c61_into_workers_that_live_on():
+    """A state from before the first epoch, loaded into a loader with persistent workers."""
+    torch.manual_seed(3)
+    loader = KINDS["random"](num_workers=2, persistent_workers=True)
+    state = loader.state_dict()
+    whole = [flat(batch) for batch in loader]
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == whole
+
+
+def test_c61_whose_turn_it_is_comes_with_the_state():
+    """Saved right after a resume, before any batch."""
+    loader = DataLoader(Part(31), 3, num_workers=2)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [flat(batch) for batch in batches]
+    loader = DataLoader(Part(31), 3, num_workers=2)
+    loader.load_state_dict(state)
+    iter(loader)
+    state = loader.state_dict()
+    loader = DataLoader(Part(31), 3, num_workers=2)
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == rest
+
+
+def test_c61_a_worker_that_ends_early_keeps_the_state_small():
+    """Jobs that it was given never come; they are not counted for ever."""
+
+    class Uneven(IterableDataset):
+        def __iter__(self):
+            return iter(range(2 if get_worker_info().id else 600))
+
+    loader = DataLoader(Uneven(), 1, num_workers=2)
+    batches = iter(loader)
+    for _ in range(500):
+        next(batches)
+    state = loader.state_dict()
+    assert state["delivered"] == 500
+    assert state["ahead"] == ()
+    loader = DataLoader(Uneven(), 1, num_workers=2)
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == [flat(batch) for batch in batches]
+
+
+def test_c61_a_state_is_not_lost_when_the_epoch_cannot_begin():
+    """What was loaded is still there, for the next try and for an emergency's checkpoint."""
+    loader = KINDS["in order"]()
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = [flat(batch) for batch in batches]
+
+    class Failing(Sampler):
+        fails = True
+
+        def __len__(self):
+            return 22
+
+        def __iter__(self):
+            if self.fails:
+                raise OSError("no order")
+            return iter(range(22))
+
+    loader = DataLoader(Numbers(22), 4, sampler=Failing(), drop_last=True)
+    loader.load_state_dict(state)
+    with pytest.raises(OSError, match="no order"):
+        next(iter(loader))
+    Failing.fails = False
+    assert loader.state_dict()["delivered"] in {0, 1}
+    loader.load_state_dict(state)
+    assert [flat(batch) for batch in loader] == rest
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_c61_a_sampler_that_hands_out_its_own_state(workers):
+    """Not a copy of it: what the prefetching changes later does not change the checkpoint."""
+
+    class Live(Keeping):
+        def __init__(self):
+            self.state = {"epoch": 0, "at": 0}
+            super().__init__()
+
+        epoch = property(lambda self: self.state["epoch"], lambda self, v: self.put("epoch", v))
+        at = property(lambda self: self.state["at"], lambda self, v: self.put("at", v))
+
+        def put(self, name, value):
+            self.state[name] = value
+
+        def state_dict(self):
+            return self.state
+
+    def make():
+        return DataLoader(Numbers(22), 4, sampler=Live(), num_workers=workers)
+
+    assert joined([make], [2, 3]) == golden(make)
+
+
+def test_c52_an_epoch_set_between_epochs_is_in_the_state():
+    """`set_epoch` after an epoch's end counts, and is no reason to forget a state."""
+    loader = KINDS["random"]()
+    list(loader)
+    loader.set_epoch(7)
+    state = loader.state_dict()
+    assert state["epoch"] == 7
+    loader = KINDS["random"]()
+    loader.load_state_dict(state)
+    loader.set_epoch(7)
+    assert repr(loader.state_dict()) == repr(state)
+    loader.set_epoch(8)
+    assert loader.state_dict()["epoch"] == 8
+
+
+def test_a_loader_lets_go_of_the_data_sets_iterator():
+    """Leaving the loop ends a generator at once, as with torch's loader."""
+    ended = []
+
+    class Closing(IterableDataset):
+        def __iter__(self):
+            try:
+                yield from range(10)
+            finally:
+                ended.append(True)
+
+    loader = DataLoader(Closing(), 2)
+    for _ in loader:
+        break
+    assert ended == [True]
+    assert loader.state_dict()["delivered"] == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_c61_many_cuts_and_other_numbers_of_workers(kind):
     """C62: two and three cuts in an epoch, each part with another number of workers."""
@@ -267,13 +462,19 @@ def test_c61_any_cuts(cuts, kind):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("data", [Part, Counting, Walking])
-def test_c61_iterable(data, workers, every):
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (2, False), (2, True)])
+@pytest.mark.parametrize("data", [Part, Counting, Starting, Walking])
+def test_c61_iterable(data, workers, persistent, every):
     """Iterable data sets: by their own state, by their iterator's, or made again."""
 
     def make():
-        return DataLoader(data(31), 3, num_workers=workers, snapshot_every_n_steps=every)
+        return DataLoader(
+            data(31),
+            3,
+            num_workers=workers,
+            snapshot_every_n_steps=every,
+            persistent_workers=persistent,
+        )
 
     whole = golden(make)
     for cuts in ([1], [5], [2, 3, 6], [len(whole[0])], [len(whole[0]) + 2]):
@@ -363,9 +564,13 @@ def test_c62_a_sampler_that_cannot_come_back_is_refused():
     [
         (lambda: DataLoader(Numbers(23), 4), "samples 22"),
         (lambda: DataLoader(Numbers(22), 5), "batch size 4"),
+        (lambda: DataLoader(Numbers(22), 4), "drop_last True"),
         (
             lambda: DataLoader(
-                Numbers(22), 4, sampler=DistributedSampler(range(22), num_replicas=2, rank=0)
+                Numbers(22),
+                4,
+                sampler=DistributedSampler(range(22), num_replicas=2, rank=0),
+                drop_last=True,
             ),
             "ranks 1",
         ),
@@ -391,7 +596,16 @@ def test_c62_iterable_data_needs_as_many_workers():
 
 
 @pytest.mark.parametrize(
-    "state", [None, {}, {"fastfeed": 99}, {"fastfeed": 1}, {"fastfeed": 1, "more": 1}]
+    "state",
+    [
+        None,
+        {},
+        {"fastfeed": 99},
+        {"fastfeed": 1},
+        {"fastfeed": 1, "more": 1},
+        {**DataLoader(Numbers(3)).state_dict(), "delivered": -1},
+        {**DataLoader(Numbers(3)).state_dict(), "epoch": "a"},
+    ],
 )
 def test_what_is_no_state_is_refused(state):
     """An error that says so, not a wrong epoch."""

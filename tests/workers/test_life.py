@@ -287,3 +287,90 @@ def test_a_fork_of_the_trainer_may_not_use_the_iterator():
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
     assert len(list(batches)) == 19
+
+
+def test_c30_death_is_seen_although_a_child_of_the_worker_lives(leak_gauge):
+    """What a worker forked holds copies of its descriptors; its death is told all the same."""
+    gate_read, gate_write = os.pipe()
+
+    def fork_and_die():
+        if os.fork() == 0:
+            os.close(gate_write)
+            os.read(gate_read, 1)  # lives until the test lets it go
+            os._exit(0)
+        os._exit(5)
+
+    batches = iter(DataLoader(Deadly(fork_and_die, at=0), batch_size=2, num_workers=1))
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="exit code 5"):
+        next(batches)
+    assert time.monotonic() - started < 5
+    os.close(gate_write)
+    os.close(gate_read)
+
+
+def test_c38_an_iterator_that_was_interrupted_has_ended():
+    """A result may be lost in it; asking for more is an error rather than a wait for ever."""
+    batches = iter(DataLoader(Deadly(hang, at=99), batch_size=2, num_workers=1))
+    next(batches)
+    receive = batches._pool.receive
+
+    def interrupted(timeout):
+        receive(timeout)
+        raise KeyboardInterrupt
+
+    batches._pool.receive = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(20):
+            next(batches)
+    batches._pool.receive = receive
+    with pytest.raises(WorkerError, match="have ended"):
+        for _ in range(20):
+            next(batches)
+
+
+def test_a_state_that_cannot_be_pickled_is_an_exception():
+    """The worker lives on and says what it is."""
+
+    class Odd(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return index
+
+        def state_dict(self):
+            return {"lock": threading.Lock()}
+
+        def load_state_dict(self, state):
+            pass
+
+    batches = iter(DataLoader(Odd(), num_workers=1))
+    with pytest.raises(TypeError, match="state of the data set"):
+        next(batches)
+
+
+def test_c49_a_worker_may_hold_batches_of_another_loader():
+    """A replay buffer, say: its memory is not used again while a fork can see it."""
+    source = DataLoader(Deadly(hang, at=-1, count=400), batch_size=4, num_workers=1)
+    feed = iter(source)
+
+    class Replay(Dataset):
+        def __init__(self, batch):
+            self.batch = batch
+
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            return self.batch.clone()
+
+    replay = Replay(next(feed))
+    expected = replay.batch.clone()
+    again = iter(DataLoader(replay, batch_size=None, num_workers=1))
+    replay.batch = None
+    found = []
+    for _ in range(30):
+        next(feed)
+        found.append(torch.equal(next(again), expected))
+    assert all(found)

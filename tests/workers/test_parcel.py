@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import socket
 import subprocess
 import sys
 import threading
+from multiprocessing import managers
 
 import numpy as np
 import pytest
@@ -57,8 +59,14 @@ def test_tied_objects_travel_beside_the_pickle():
     """Tensors, locks and queues stay themselves: torch and multiprocessing hand them on."""
     context = multiprocessing.get_context("spawn")
     tensor, lock, queue = torch.arange(5), context.Lock(), context.Queue()
-    parcel = Parcel({"tensor": tensor, "view": tensor[1:], "lock": lock, "queue": queue})
-    found = parcel.open()
+    ends = socket.socketpair()
+    proxy = managers.ListProxy.__new__(managers.ListProxy)  # a manager would be a process more
+    things = {"tensor": tensor, "view": tensor[1:], "lock": lock, "queue": queue, "proxy": proxy}
+    found = Parcel({**things, "socket": ends[0]}).open()
+    assert found["proxy"] is proxy
+    assert found["socket"] is ends[0]
+    for end in ends:
+        end.close()
     assert found["tensor"] is tensor
     assert found["lock"] is lock
     assert found["queue"] is queue

@@ -152,3 +152,47 @@ def test_wrong_numbers(number):
     """An option of ours that makes no sense is refused."""
     with pytest.raises(ValueError, match="restart_workers"):
         DataLoader(range(3), restart_workers=number)
+
+
+@pytest.mark.parametrize("at", [0, 12])
+def test_stateful_data_is_whole_after_a_death_in_a_later_epoch(tmp_path, at, leak_gauge):
+    """The new worker begins where the epoch began, not where the last one ended."""
+    once = Once(tmp_path, [])
+    loader = DataLoader(
+        Counting(once), 4, num_workers=1, restart_workers=1, persistent_workers=True
+    )
+    whole = items(loader)
+    batches = iter(loader)
+    found = [next(batches)[:, 0].tolist() for _ in range(at // 4)]
+    os.kill(loader._iterator._pool._workers[0].process.pid, signal.SIGKILL)
+    found += [batch[:, 0].tolist() for batch in batches]
+    assert found == whole
+    assert items(loader) == whole
+
+
+def test_a_death_after_a_resume_into_persistent_workers(tmp_path, leak_gauge):
+    """Workers that were started anew know in which epoch they are."""
+    loader = DataLoader(
+        Map(Once(tmp_path, [])), 2, num_workers=2, restart_workers=1, persistent_workers=True
+    )
+    whole = items(loader)
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    found = [next(batches)[:, 0].tolist()]
+    os.kill(loader._iterator._pool._workers[1].process.pid, signal.SIGKILL)
+    assert found + [batch[:, 0].tolist() for batch in batches] == whole
+
+
+def test_a_failing_restart_ends_the_iterator(tmp_path, monkeypatch, leak_gauge):
+    """No descriptors, say: the error is raised, and the next call does not wait for ever."""
+    loader = DataLoader(Map(Once(tmp_path, [6])), 1, num_workers=2, restart_workers=1)
+    batches = iter(loader)
+    monkeypatch.setattr(
+        "fastfeed.workers.WorkerProcess", lambda *_: (_ for _ in ()).throw(OSError(24, "too many"))
+    )
+    with pytest.raises(OSError, match="too many"):
+        for _ in range(40):
+            next(batches)
+    with pytest.raises(WorkerError, match="ended"):
+        next(batches)

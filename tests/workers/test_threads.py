@@ -150,6 +150,7 @@ def test_resume(workers):
         {"worker_kind": "fibre"},
         {"worker_kind": "thread", "num_workers": 1, "multiprocessing_context": "fork"},
         {"worker_kind": "thread", "num_workers": 1, "restart_workers": 1},
+        {"worker_kind": "thread"},
     ],
 )
 def test_wrong_options(options):
@@ -172,3 +173,56 @@ def test_a_fork_may_not_use_the_threads():
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     del batches
+
+
+def test_one_epoch_that_cannot_begin_does_not_spoil_the_next():
+    """As with worker processes."""
+
+    class Moody(IterableDataset):
+        calls = 0
+
+        def __iter__(self):
+            self.calls += 1
+            if self.calls == 2:
+                raise ValueError("not now")
+            return iter(range(3))
+
+    loader = threads(Moody(), 3, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 1
+    with pytest.raises(ValueError, match="not now"):
+        list(loader)
+    assert len(list(loader)) == 1
+
+
+def test_no_thread_is_left_if_not_all_can_start(monkeypatch, leak_gauge):
+    """A limit of the system: the error is raised, those that began end."""
+    start = threading.Thread.start
+    begun = []
+
+    def limited(thread):
+        if thread.name.startswith("fastfeed") and len(begun) == 2:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="new thread"):
+        iter(threads(Items(9), 1))
+    monkeypatch.undo()
+    for thread in begun:
+        thread.join()
+
+
+def test_persistent_threads_in_a_fork_are_started_anew():
+    """The child's loader makes an iterator of its own."""
+    loader = threads(Items(9), 3, persistent_workers=True)
+    whole = [batch.tolist() for batch in loader]
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            code = 0 if [batch.tolist() for batch in loader] == whole else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    del loader

@@ -60,8 +60,14 @@ def stack_into(writer: Writer) -> None:
             result: torch.Tensor = theirs(batch, collate_fn_map=collate_fn_map)
             return result
         nbytes = len(batch) * first.numel() * first.element_size()
-        out = torch.from_numpy(writer.empty((nbytes,), np.uint8)).view(first.dtype)
-        return torch.stack(batch, 0, out=out.view(len(batch), *first.shape))
+        flat = torch.from_numpy(writer.empty((nbytes,), np.uint8)).view(first.dtype)
+        shape = (len(batch), *first.shape)
+        if type(first) is torch.Tensor:
+            return torch.stack(batch, 0, out=flat.view(shape))
+        # What a subclass makes of these calls is its own affair: they are torch's.
+        storage = flat._typed_storage()  # type: ignore[no-untyped-call]  # noqa: SLF001
+        out = first.new(storage).resize_(shape)
+        return torch.stack(batch, 0, out=out)
 
     table[torch.Tensor] = collate_tensors
 
@@ -69,7 +75,8 @@ def stack_into(writer: Writer) -> None:
 def _may_stack(tensor: torch.Tensor) -> bool:
     """Say whether stacking into given memory does exactly what torch's own entry does."""
     return (
-        type(tensor) is torch.Tensor
+        # A subclass that is told of every operation may have no memory of its own.
+        type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)

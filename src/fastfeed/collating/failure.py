@@ -130,7 +130,9 @@ def death(
         hint = _HINTS.get(-exit_code, hint)
     else:
         how = f"ended with exit code {exit_code}"
-    what = f" while it made batch {job[0]} of samples {_short(job[1])}" if job else ""
+    what = f" while it made batch {job[0]}" if job else ""
+    if job and any(sample is not None for sample in _listed(job[1])):  # not so of an iterable
+        what += f" of samples {_short(job[1])}"
     return WorkerError(
         f"DataLoader worker {worker} (pid(s) {pid}) exited unexpectedly: it {how}{what}",
         way_out=hint,
@@ -142,6 +144,10 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def _listed(index: Any) -> list[Any]:
+    return index if isinstance(index, list) else [index]
 
 
 def _short(index: Any) -> str:

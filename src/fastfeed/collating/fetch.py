@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch.utils.data import IterableDataset
 from torch.utils.data.dataloader import _DatasetKind, default_collate
 
 from fastfeed.resume import START
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fastfeed.resume import Place
 
 
+_NOTHING = object()
 # Data sets within data sets that are looked through.
 _LAYERS = 8
 
@@ -114,9 +116,22 @@ def state_of(dataset: Any, fetcher: Any) -> Any:
 
 
 def load_dataset(dataset: Any, place: Place) -> None:
-    """Give a data set its state of a place, before anything is asked of it."""
-    if place.state is not None and "dataset" in place.state:
-        dataset.load_state_dict(place.state["dataset"])
+    """Give a data set its state of a place, before anything is asked of it.
+
+    At the end of its data one data set is back at its beginning, and another only when it is asked
+    for more: that is done here, for nothing is to come of it.
+    """
+    state = place.state or {}
+    if "dataset" not in state:
+        return
+    dataset.load_state_dict(state["dataset"])
+    if isinstance(dataset, IterableDataset) and ("over" in state or "ended" in state):
+        iterator = iter(dataset)
+        more = next(iterator, _NOTHING) is not _NOTHING
+        if hasattr(iterator, "close"):
+            iterator.close()
+        if more:
+            dataset.load_state_dict(state["dataset"])  # type: ignore[attr-defined]
 
 
 def load_iterator(fetcher: Any, place: Place) -> int:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _INLINE = 32 << 10
 # Older torch can name the axes of a tensor, and refuses to pickle such a one.
 _has_names: Callable[[torch.Tensor], bool] = getattr(torch.Tensor, "has_names", lambda _: False)
+# Torch's own for batches: a read-only or foreign-endian array comes out as a plain one.
+_PROTOCOL = pickle.DEFAULT_PROTOCOL
 # An array of fewer bytes than this is cheaper inside the tree.
 _SMALL_ARRAY = 256
 
@@ -72,13 +74,26 @@ class _Packing:
     def take_tensor(self, tensor: torch.Tensor) -> Any:
         """Take a tensor out of the tree, or pickle it by value if it is no plain one."""
         if not _is_plain(tensor):
-            return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+            return tensor.__reduce_ex__(_PROTOCOL)  # type: ignore[no-untyped-call]
         return self._took(_place_tensor(tensor, self))
+
+    def take_typed_storage(self, storage: torch.TypedStorage) -> Any:
+        """Take the storage of a tensor that is pickled by value."""
+        untyped = storage._untyped_storage  # noqa: SLF001
+        if untyped.device.type != "cpu":
+            return storage.__reduce__()  # type: ignore[no-untyped-call]
+        return _typed_storage, (untyped, storage.dtype)
+
+    def take_storage(self, storage: torch.UntypedStorage) -> Any:
+        """Take the bytes of a storage out of the tree; two tensors over it share it again."""
+        if storage.device.type != "cpu":
+            return storage.__reduce__()  # type: ignore[no-untyped-call]
+        return _untyped_storage, (torch.empty(0, dtype=torch.uint8).set_(storage),)
 
     def take_array(self, array: NDArray[Any]) -> Any:
         """Take an array out of the tree, or pickle it if it is small or no plain one."""
         if not _is_plain_array(array):
-            return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return array.__reduce_ex__(_PROTOCOL)
         return self._took(_place_array(array, self))
 
     def _took(self, leaf: _TensorLeaf | _ArrayLeaf) -> Any:
@@ -95,6 +110,14 @@ class _Packing:
         return -len(self.private)
 
 
+def _untyped_storage(flat: torch.Tensor) -> torch.UntypedStorage:
+    return flat.untyped_storage()
+
+
+def _typed_storage(untyped: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStorage:
+    return torch.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+
+
 def _leaf_number(number: int) -> Any:
     """Stand for a leaf in a pickled tree; `_Unpacker` puts the leaf in its place."""
     raise pickle.UnpicklingError(f"leaf {number} of a batch outside its message")
@@ -108,13 +131,15 @@ def pack(tree: Any, writer: SlotWriter) -> tuple[Packed, list[NDArray[np.uint8]]
     """
     packing = _Packing(writer)
     file = io.BytesIO()
-    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler = pickle.Pickler(file, _PROTOCOL)
     # A table costs nothing for strings and numbers, of which some batches hold thousands;
     # `persistent_id` would be called for each. pickle meets the same object only once.
     pickler.dispatch_table = {
         **copyreg.dispatch_table,
         torch.Tensor: packing.take_tensor,
         np.ndarray: packing.take_array,
+        torch.TypedStorage: packing.take_typed_storage,
+        torch.UntypedStorage: packing.take_storage,
     }
     pickler.dump(tree)
     pickled = file.getvalue()
@@ -141,6 +166,7 @@ def _is_plain_array(array: NDArray[Any]) -> bool:
         array.nbytes >= _SMALL_ARRAY
         and array.flags.c_contiguous
         and not array.dtype.hasobject
+        and array.dtype.isnative
         and array.dtype.metadata is None
     )
 
@@ -156,7 +182,10 @@ def _place_tensor(tensor: torch.Tensor, packing: _Packing) -> _TensorLeaf:
         # after `expand`; more where a slice leaves gaps, which are not worth sending.
         span = 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
         if span > tensor.numel():
-            tensor, strides, span = tensor.contiguous(), None, tensor.numel()
+            last = torch.channels_last if tensor.dim() == 4 and strides[1] == 1 else None
+            tensor = tensor.contiguous(memory_format=last or torch.contiguous_format)
+            strides = None if tensor.is_contiguous() else tensor.stride()
+            span = tensor.numel()
     nbytes = span * tensor.element_size()
     place = packing.writer.place_of(tensor.data_ptr(), nbytes)
     if place is None:

@@ -1,8 +1,9 @@
-"""Forks of the trainer that are not ours: their copies of a batch keep its memory from reuse.
+"""Forks of the trainer: their copies of a batch keep its memory from reuse.
 
 A child that the user forks sees the same shared memory. The trainer's own tensors may die while the
 child still reads, and nobody would tell; so each fork that happens while batches are lent is
-witnessed by a pipe that the child holds open until it ends (or runs another program).
+witnessed by a pipe that the child holds open until it ends (or runs another program). Workers are
+no exception: the data set of one loader may hold batches of another.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ import os
 import select
 import threading
 import weakref
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Iterator
 
 
 class Lending(Protocol):
@@ -60,7 +59,6 @@ class Witness:
 
 _clock = itertools.count()
 _lenders: weakref.WeakSet[Lending] = weakref.WeakSet()
-_own = threading.local()
 _pending = threading.local()
 
 
@@ -74,19 +72,9 @@ def watch(lender: Lending) -> None:
     _lenders.add(lender)
 
 
-@contextmanager
-def our_fork() -> Iterator[None]:
-    """Leave a fork out: a worker of ours never looks at the batches of others."""
-    _own.forking = True
-    try:
-        yield
-    finally:
-        _own.forking = False
-
-
 def _before() -> None:
     _pending.ends = None
-    if getattr(_own, "forking", False) or not any(lender.lends() for lender in list(_lenders)):
+    if not any(lender.lends() for lender in list(_lenders)):
         return
     try:
         _pending.ends = os.pipe()

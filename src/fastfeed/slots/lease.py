@@ -52,10 +52,10 @@ class Lease:
         """Return an array over the batch's memory; it keeps the batch lent while it lives."""
         self._must_be(State.OPEN)
         array = self._lender.region.array(shape, dtype, start)
+        self._living += 1  # before anybody can tell of its death
         watch = _Watch(array, self._lender.died.append)
         watch.lease = self
         self._watches.append(watch)  # a watch that is itself dropped would never tell
-        self._living += 1
         return array
 
     def seal(self) -> None:
@@ -164,6 +164,7 @@ class Lender:
 
     def _bury(self) -> None:
         while self.died:
-            lease = self.died.popleft().lease
-            lease.lose_one()
-            self.settle(lease)
+            lease = getattr(self.died.popleft(), "lease", None)
+            if lease is not None:  # an interrupt may come before a watch has its lease
+                lease.lose_one()
+                self.settle(lease)
