@@ -22,7 +22,7 @@ check: $(VENV)/dev.done
 	$(BIN)/mypy
 
 bench: $(VENV)/dev.done
-	for name in jpeg-cpu transport shard-read startup build; do $(BIN)/fastfeed-bench run $$name || exit 1; done
+	for name in jpeg-cpu transport work shard-read startup build steady; do $(BIN)/fastfeed-bench run $$name || exit 1; done
 
 $(VENV)/torch.done:
 	$(PYTHON) -m venv $(VENV)
