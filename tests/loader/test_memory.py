@@ -177,10 +177,13 @@ def test_early_breaks_of_persistent_epochs_lose_no_memory(items, tiny):
             assert float(batch["x"][0, 0, 0]) == 0
             del batch
             break
-    for batch in loader:
+    for batch in loader:  # what was left of the others comes in here, and may fill a region
         del batch
     assert [worker.lender.lent for worker in loader._iterator._pool._workers] == [0, 0]
-    assert loader.snapshot().copied == 0
+    copied = loader.snapshot().copied
+    for batch in loader:
+        del batch
+    assert loader.snapshot().copied == copied
 
 
 def test_tensors_die_in_other_threads(items):

@@ -24,7 +24,11 @@ from torch.utils.data import (
 from fastfeed.errors import OptionError
 from fastfeed.loader import DataLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    # Once in a process, if it has met a sparse tensor.
+    pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants"),
+]
 
 
 class Numbers(Dataset):

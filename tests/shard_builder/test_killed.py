@@ -156,6 +156,7 @@ def test_two_builds_at_once(source, half_built, run):
         plan = json.load(state)
         state.seek(0)
         state.write(json.dumps(plan | {"pid": os.getppid()}))
+        state.truncate()  # the pid before may have been a longer number
         state.flush()
         fcntl.flock(state, fcntl.LOCK_EX)
         code, _, err = run("build", source, half_built, "--resume", *SMALL)
