@@ -116,6 +116,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             self._state = loader.pending_state()
             if self._state is not None and self._state.base_seed is None:
                 rewind(self._state, self._index_sampler, loader.generator)
+                iter(self._index_sampler)  # some draw here; a new iterator asks twice
                 seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
                 self._base_seed = int(seed)  # as a new iterator draws it
             if self._pool.closed or self._state is not None:
@@ -200,6 +201,8 @@ class WorkerIterator(_BaseDataLoaderIter):
         )
 
     def _next_data(self) -> Any:
+        if self._pool.closed:  # or another process's, where a thread may have left the lock closed
+            return self._next_batch()
         try:
             with self._one_at_a_time:
                 return self._next_batch()

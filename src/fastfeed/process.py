@@ -59,6 +59,8 @@ class WorkerProcess:
         self.generation, self.told = setup.generation, setup.told
         self.place = setup.place
         """How far it is in its epoch, as far as its results have arrived."""
+        self.begun = True
+        """Whether it has said in which state its data set began the epoch, or begins it fresh."""
         self.reported = False
         self.silent_at = time.monotonic() + REPORT_S if plan.forks else math.inf
         """When a worker that has not reported counts as silent."""
@@ -109,6 +111,7 @@ class WorkerProcess:
         """Send a job without waiting; to a dead worker it is lost."""
         if job.number is None:
             self.place = self.place.in_next_epoch()
+            self.begun = False
             self.generation, self.told = job.generation, job.told
         else:
             self.jobs[job.generation, job.number] = job._replace(freed=[])
@@ -120,6 +123,7 @@ class WorkerProcess:
         if result.generation != self.generation:
             pass
         elif result.number == BEGUN:
+            self.begun = True
             self.place = Place(result.state).at_beginning()
         elif not result.ended:
             self.place = self.place.after(result.state)

@@ -196,3 +196,24 @@ def test_a_failing_restart_ends_the_iterator(tmp_path, monkeypatch, leak_gauge):
             next(batches)
     with pytest.raises(WorkerError, match="ended"):
         next(batches)
+
+
+def test_a_death_while_an_epoch_begins(tmp_path, leak_gauge):
+    """The worker that was to say how it begins is gone; the one in its place begins anyway."""
+
+    class Dying(Counting):
+        deaths = 0
+
+        def state_dict(self):
+            if self.given == 0 and self.deaths:
+                self.once.come_to(100)
+            Dying.deaths = 1
+            return super().state_dict()
+
+    loader = DataLoader(
+        Dying(Once(tmp_path, [100])), 4, num_workers=1, restart_workers=1, persistent_workers=True
+    )
+    whole = items(loader)
+    assert items(loader) == whole
+    assert items(loader) == whole
+    assert (tmp_path / "100").exists()
