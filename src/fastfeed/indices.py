@@ -101,7 +101,7 @@ class IndexStream:
         """Take the sampler's iterator, as torch has made it; without an order, only count."""
         self._samplings, self._ordered = samplings, ordered
         if self._holder is not None:
-            self._snapshots.append((0, copy.deepcopy(self._holder.state_dict())))
+            self._snapshots.append((0, _state_of(self._holder)))
 
     def release(self) -> None:
         """Let go of the sampler's iterator."""
@@ -130,7 +130,7 @@ class IndexStream:
         number = self.drawn
         self.drawn += 1
         if self._holder is not None and self.drawn % self._every == 0:
-            self._snapshots.append((self.drawn, copy.deepcopy(self._holder.state_dict())))
+            self._snapshots.append((self.drawn, _state_of(self._holder)))
         return number, index
 
     def deliver(self, number: int) -> None:
@@ -205,6 +205,12 @@ class IndexStream:
     def skip(self, delivered: int) -> None:
         """Count batches as delivered that no sampler orders, as for iterable data sets."""
         self.drawn = self.delivered = delivered
+
+
+def _state_of(sampler: Any) -> Any:
+    state = sampler.state_dict()
+    # A user's may be what the sampler works on, and change; ours is made for the asking.
+    return state if hasattr(sampler, "draws_nothing") else copy.deepcopy(state)
 
 
 def checksum(index: Any) -> int | None:
