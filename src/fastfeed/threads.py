@@ -19,7 +19,7 @@ from fastfeed.arrival import ThreadArrival
 from fastfeed.collating.collate import HeapWriter
 from fastfeed.collating.fetch import has_state
 from fastfeed.errors import EmptyBatchError, OptionError, WorkerError
-from fastfeed.worker import BEGUN, Job, Maker, Result
+from fastfeed.worker import Job, Maker, without_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,23 +134,18 @@ def _work(
                     state = maker.state()
                 except BaseException as error:  # noqa: BLE001 - likewise
                     failed = error
-            results.put(ThreadArrival(_result(setup, job)._replace(state=state)))
+            results.put(ThreadArrival(without_batch(setup, job)._replace(state=state)))
         elif not ended:
             arrival = _make(setup, job, maker, failed)
             ended = arrival.result.ended
             results.put(arrival)
 
 
-def _result(setup: WorkerSetup, job: Job) -> Result:
-    number = BEGUN if job.number is None else job.number
-    return Result(setup.worker, job.generation, number, None, (), None, False, 0.0, None, None)
-
-
 def _make(
     setup: WorkerSetup, job: Job, maker: Maker | None, failed: BaseException | None
 ) -> ThreadArrival:
     """Make one batch, or say why not."""
-    result = _result(setup, job)
+    result = without_batch(setup, job)
     if maker is None or failed is not None:
         return ThreadArrival(result, raised=failed)
     started = time.perf_counter()

@@ -172,12 +172,12 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                 ended = False
                 failure = _restart(maker, failure, told=job.told)
                 state = maker.state() if maker is not None and failure is None else None
-                begun = _failed(setup, job, None)._replace(state=state)
+                begun = without_batch(setup, job)._replace(state=state)
                 ends.channel.send([_pickled(begun)])
             elif not ended:
                 private: list[Any] = []
                 if failure is not None or maker is None:
-                    result = _failed(setup, job, failure)
+                    result = without_batch(setup, job, failure)
                 else:
                     result, private = _work(setup, job, maker, writer)
                 ended = result.ended
@@ -187,7 +187,7 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                 except Exception as error:  # noqa: BLE001 - it is raised in the trainer
                     error.add_note("The state of the data set, or its report, cannot be pickled")
                     writer.give_back([result.extents])
-                    first, pieces = _pickled(_failed(setup, job, Failure.of(error))), []
+                    first, pieces = _pickled(without_batch(setup, job, Failure.of(error))), []
                 ends.channel.send([first, *pieces])
 
 
@@ -299,8 +299,8 @@ def _work(
         writer.begin()
         if isinstance(error, StopIteration) and maker.iterable:
             state = maker.state() if maker.keeps_state else None
-            return _failed(setup, job, None)._replace(ended=True, state=state), []
-        return _failed(setup, job, Failure.of(error)), []
+            return without_batch(setup, job)._replace(ended=True, state=state), []
+        return without_batch(setup, job, Failure.of(error)), []
     busy_s = time.perf_counter() - started
     report = maker.fetcher.take_report()
     return (
@@ -320,6 +320,7 @@ def _work(
     )
 
 
-def _failed(setup: WorkerSetup, job: Job, failure: Failure | None) -> Result:
+def without_batch(setup: WorkerSetup, job: Job, failure: Failure | None = None) -> Result:
+    """Return the result of a job that made no batch: it failed, ended, or began an epoch."""
     number = BEGUN if job.number is None else job.number
     return Result(setup.worker, job.generation, number, None, (), failure, False, 0.0, None, None)

@@ -27,7 +27,7 @@ from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
 from fastfeed.parcel import Parcel, find_unpicklable
 from fastfeed.process import REPORT_S, Plan, WorkerProcess
-from fastfeed.worker import BEGUN, READY, Job, Result
+from fastfeed.worker import READY, Job, Result, without_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -250,9 +250,8 @@ class WorkerPool:
         old.lender.close()
         old.let_go()
         if not old.begun:  # nor will the new one say so, which begins with its first job
-            begun = Result(
-                number, old.generation, BEGUN, None, (), None, False, 0.0, None, old.place.state
-            )
+            job = Job(old.generation, None, None, 0, [])
+            begun = without_batch(self._plan.setups[number], job)._replace(state=old.place.state)
             self._results.append(ProcessArrival(begun, [], self._workers[number].lender))
         for (generation, _), job in old.jobs.items():
             if generation == old.generation:  # others are of an epoch that was left
