@@ -282,9 +282,14 @@ class Feed:
 
     def _tensor(self, name: str, memory: NDArray[Any]) -> torch.Tensor:
         """Return a fixed output as a tensor; pictures get their channel axis in torch's place."""
+        if self._decoder.layout[name].channels_last:
+            return self._picture(name, memory)
+        return torch.from_numpy(memory)
+
+    def _picture(self, name: str, memory: NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(memory)
-        if not self._decoder.layout[name].channels_last:
-            return tensor
+        if self._decoder.is_bfloat16(name):
+            tensor = tensor.view(torch.bfloat16)
         return tensor.movedim(-1, -3)
 
     def _value(self, name: str, value: Any) -> Any:
@@ -292,7 +297,7 @@ class Feed:
         if not isinstance(value, np.ndarray):
             return value
         if self._decoder.channels_last(name):
-            return torch.from_numpy(value).movedim(-1, -3)
+            return self._picture(name, value)
         try:
             # torch has no foreign byte order.
             return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))

@@ -7,7 +7,7 @@ These are descriptions only: frozen, cheap, checked when they are made, and free
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Literal, TypeAlias
 
 from fastfeed.errors import OptionError
@@ -87,12 +87,18 @@ class HorizontalFlip:
 
 @dataclass(frozen=True, slots=True)
 class Normalize:
-    """Values divided by their maximum, less `mean`, over `std` (one each a channel): float32."""
+    """Values divided by their maximum, less `mean`, over `std` (one each a channel).
+
+    They are computed in float32 and rounded to `dtype`: "float32", "bfloat16" or "float16".
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    _: KW_ONLY
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
 
     def __post_init__(self) -> None:
+        _choice("dtype", self.dtype, ("float32", "bfloat16", "float16"))
         numbers = _are_numbers(self.mean) and _are_numbers(self.std)
         if not numbers or len(self.mean) != len(self.std) or not self.mean or not all(self.std):
             raise OptionError(f"{self!r}: give one mean and one std, not zero, for each channel")
@@ -128,6 +134,7 @@ class Image:
 
     With transforms that fix the size (RandomResizedCrop, Resize to (h, w), CenterCrop) pictures
     are stacked; without, a batch holds a list of them. Only the part that is wanted is decoded.
+    The field may also be an `.npy` of uint8 or uint16, [h, w] or [h, w, 1, 3 or 4]: no decoding.
 
     Args:
         name: the field, or alternatives of which the first that a sample has is used.

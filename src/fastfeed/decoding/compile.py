@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfeed.decoding.draw import Draw
-from fastfeed.decoding.picture import JPEG_DECODERS, decode_image, decode_mask
+from fastfeed.decoding.picture import (
+    JPEG_DECODERS,
+    decode_image,
+    decode_mask,
+    normalized_type,
+)
 from fastfeed.decoding.values import (
     decode_array,
     decode_coordinates,
@@ -87,6 +92,13 @@ class SampleDecoder:
     def channels_last(self, name: str) -> bool:
         """Say whether an output is a picture with its channels as the last axis."""
         return any(o.name == name and isinstance(o.field, Image) for o in self._outputs)
+
+    def is_bfloat16(self, name: str) -> bool:
+        """Say whether the memory of an output holds bfloat16, which numpy calls uint16."""
+        return any(
+            o.name == name and o.normalize is not None and o.normalize.dtype == "bfloat16"
+            for o in self._outputs
+        )
 
     def decode(
         self,
@@ -229,7 +241,7 @@ def _picture_row(output: _Output, field: Image | Mask, fields: Mapping[str, Fiel
         return None
     if isinstance(field, Mask):
         return Row(size, np.dtype(np.uint8))
-    kind = np.dtype(np.float32 if output.normalize else field.dtype)
+    kind = normalized_type(output.normalize) if output.normalize else np.dtype(field.dtype)
     return Row((*size, _CHANNELS[field.mode]), kind, channels_last=True)
 
 

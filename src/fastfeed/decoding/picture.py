@@ -11,6 +11,7 @@ import torch
 from fastfeed.decoding import pillow, turbojpeg
 from fastfeed.decoding.exif import jpeg_orientation, stored_box, turn, turn_back
 from fastfeed.decoding.jpeg_header import check_scans, is_complete, is_jpeg
+from fastfeed.decoding.raw_picture import as_asked, is_raw, view_raw
 from fastfeed.decoding.resize import flip_into, resize_into, resize_nearest
 from fastfeed.errors import DecodeError
 
@@ -74,7 +75,7 @@ def decode_image(
     window = part.window
     shape = (*window.shape, part.pixels.shape[2])
     if out is None:
-        kind = np.dtype(np.float32 if normalize else field.dtype)
+        kind = normalized_type(normalize) if normalize else np.dtype(field.dtype)
         out = np.empty(shape, kind)
     target = out
     if normalize is not None:
@@ -106,6 +107,9 @@ def _decode_part(
     window_of: Callable[[int, int], Window],
     decoders: Sequence[str],
 ) -> _Part:
+    if is_raw(data):
+        part = _cut(view_raw(data, max_pixels=field.max_pixels), 1, window_of)
+        return part._replace(pixels=as_asked(part.pixels, field.mode, field.dtype))
     if is_jpeg(data):
         if field.truncated == "error" and not is_complete(data):
             raise DecodeError(
@@ -267,13 +271,24 @@ def _place(source: NDArray[Any], final: Box, out: NDArray[Any]) -> None:
         out[y0 - final.y : y1 - final.y, x0 - final.x : x1 - final.x] = source[y0:y1, x0:x1]
 
 
+def normalized_type(normalize: Normalize) -> np.dtype[Any]:
+    """Return the type of the memory of normalised values; numpy calls bfloat16 uint16."""
+    return np.dtype("uint16" if normalize.dtype == "bfloat16" else normalize.dtype)
+
+
 def _normalize(pixels: NDArray[Any], normalize: Normalize, out: NDArray[Any]) -> None:
-    """Write (value / maximum - mean) / std of each channel as float32."""
+    """Write (value / maximum - mean) / std of each channel, computed as float32."""
     top = float(np.iinfo(pixels.dtype).max)
     mean = torch.tensor(normalize.mean, dtype=torch.float32)
     std = torch.tensor(normalize.std, dtype=torch.float32)
-    target = torch.from_numpy(out)
+    target = exact = torch.from_numpy(out)
+    if normalize.dtype != "float32":
+        target = target.view(getattr(torch, normalize.dtype))
+        exact = torch.from_numpy(_scratch.piece("exact", 4 * out.size).view(np.float32))
+        exact = exact.view(target.shape)
     if pixels.dtype == np.uint16:
         pixels = pixels.astype(np.float32)
-    target.copy_(torch.from_numpy(pixels))
-    target.div_(top).sub_(mean).div_(std)
+    exact.copy_(torch.from_numpy(pixels))
+    exact.div_(top).sub_(mean).div_(std)
+    if exact is not target:
+        target.copy_(exact)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # An .npz may hold zeros that unpack to any size; this many bytes are taken as meant.
 _LARGEST_NPZ = 1 << 30
 _LONGEST_NUMBER = 400
-_NPY = b"\x93NUMPY"
+NPY_START = b"\x93NUMPY"
 # As long as NumPy itself reads a header without being told that it is trusted.
 _LONGEST_HEADER = 10_000
 # Whole numbers as Python 2 wrote them into headers.
@@ -90,7 +90,7 @@ def decode_array(data: memoryview) -> NDArray[Any] | dict[str, NDArray[Any]]:
 
 
 def _decode_npy(data: memoryview) -> NDArray[Any]:
-    shape, fortran, dtype, start = _npy_header(data)
+    shape, fortran, dtype, start = npy_header(data)
     count = math.prod(shape)
     if count * dtype.itemsize > len(data) - start:
         raise DecodeError(
@@ -104,9 +104,9 @@ def _decode_npy(data: memoryview) -> NDArray[Any]:
         raise DecodeError(f"no .npy: {shape} of {dtype}: {str(error)[:200]}") from error
 
 
-def _npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Return shape, Fortran order, type and the place where the values begin."""
-    if bytes(data[:6]) != _NPY:
+    if bytes(data[:6]) != NPY_START:
         raise DecodeError("no .npy: it does not begin as one")
     version = data[6:7].tobytes()
     wide = version != b"\x01"
@@ -153,7 +153,7 @@ def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:
 
 def decode_coordinates(data: memoryview, columns: int) -> NDArray[np.float32]:
     """Return [n, columns] float32 of a JSON list of lists, or of an .npy; all finite."""
-    value: Any = _decode_npy(data) if bytes(data[:6]) == _NPY else decode_json(data)
+    value: Any = _decode_npy(data) if bytes(data[:6]) == NPY_START else decode_json(data)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
