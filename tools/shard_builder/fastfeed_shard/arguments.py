@@ -73,6 +73,16 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     add("--sync", action="store_true", help="wait for the disk before a shard gets its name")
     _add_jobs(build)
     _add_quiet(build)
+    pictures = build.add_argument_group("pictures")
+    pictures.add_argument(
+        "--pictures",
+        choices=("raw",),
+        help="raw: decode them and store arrays, field npy (docs/shards.md says when it pays)",
+    )
+    pictures.add_argument(
+        "--side", type=_positive, metavar="N", help="pixels of the shorter side (default: 256)"
+    )
+    pictures.add_argument("--square", action="store_true", help="keep the middle, N by N pixels")
     table = build.add_argument_group("tables")
     table.add_argument(
         "--key", metavar="COLUMN", help="column of keys (default: key, or row number)"

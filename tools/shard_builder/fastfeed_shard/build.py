@@ -14,7 +14,7 @@ from fastfeed_shard.folder import STATE_NAME, DatasetFolder
 from fastfeed_shard.packing import Packed, ShardFile, write_file
 from fastfeed_shard.plan import digest_plan
 from fastfeed_shard.pool import parent_is_gone, run_tasks
-from fastfeed_shard.samples import FilePart, cannot_read
+from fastfeed_shard.samples import FilePart, MadePart, cannot_read
 from fastfeed_shard.sidecars import (
     ENERGON_FOLDER,
     WIDS_NAME,
@@ -154,7 +154,7 @@ def already_built(plan: Plan, dest: Path) -> bool:
                 way_out="Name a new folder, or remove this one yourself",
             )
         for name, part in parts:
-            if isinstance(part, FilePart) and part.changed > finished:
+            if isinstance(part, FilePart | MadePart) and part.changed > finished:
                 raise OptionError(
                     f"the source of {name!r} has changed since {str(dest)!r} was finished",
                     way_out="Build into a new folder",

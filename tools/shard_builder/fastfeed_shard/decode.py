@@ -6,7 +6,7 @@ import io
 import json
 import warnings
 
-_PICTURES = frozenset(
+PICTURES = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif"}
 )
 
@@ -15,7 +15,7 @@ def why_undecodable(field: str, data: bytes) -> str | None:
     """Say why the data of a field cannot be decoded; None if they can, or if nobody knows how."""
     kind = field.rpartition(".")[2]
     try:
-        if kind in _PICTURES:
+        if kind in PICTURES:
             _decode_picture(data)
         elif kind == "json":
             json.loads(data)

@@ -68,6 +68,7 @@ def _build(options: argparse.Namespace) -> int:
             f"there are no samples in {options.src!r}",
             way_out=f"Try another --layout; files skipped: {skipped or 'none'}",
         )
+    source = _with_pictures(source, options)
     plan = plan_shards(
         source,
         name=options.name,
@@ -131,6 +132,24 @@ def _source(options: argparse.Namespace) -> Source:
     return scan_folder(src, classes=layout != "files", rename=options.rename)
 
 
+def _with_pictures(source: Source, options: argparse.Namespace) -> Source:
+    """Return the source as `--pictures` wants it."""
+    from fastfeed_shard.progress import show_progress
+
+    if options.pictures is None:
+        if options.side is not None or options.square:
+            raise OptionError(
+                "--side and --square say how pictures are made raw",
+                way_out="Add --pictures raw",
+            )
+        return source
+    from fastfeed_shard.pictures import RawPictures, make_raw
+
+    recipe = RawPictures(options.side or 256, square=options.square)
+    with show_progress("measuring", 0, quiet=options.quiet) as progress:
+        return make_raw(source, recipe, jobs=_jobs(options), progress=progress)
+
+
 def _pairs(text: str | None) -> dict[str, str] | None:
     """Return `image=jpg,mask` as {"image": "jpg", "mask": ""}."""
     if text is None:
@@ -141,16 +160,26 @@ def _pairs(text: str | None) -> dict[str, str] | None:
 
 def _summarise(source: Source, plan: Plan, seconds: float) -> None:
     from fastfeed_shard.progress import size_text
+    from fastfeed_shard.samples import MadePart
 
     fields: dict[str, int] = {}
+    made: list[MadePart] = []
     for sample in plan.samples:
         for part in sample.parts:
             fields[part.field] = fields.get(part.field, 0) + 1
+            if isinstance(part, MadePart):
+                made.append(part)
     _say(
         f"{len(plan.samples):,} samples in {len(plan.shards):,} shards, {size_text(plan.nbytes)}, "
         f"{seconds:.2f} s, {size_text(plan.nbytes / seconds)}/s"
     )
     _say("fields: " + ", ".join(f"{name} ({fields[name]:,})" for name in sorted(fields)))
+    if made:
+        before, after = sum(part.source.size for part in made), sum(part.size for part in made)
+        _say(
+            f"pictures: {len(made):,} raw, {size_text(after)} ({size_text(after / len(made))} "
+            f"each), files {size_text(before)} ({size_text(before / len(made))} each)"
+        )
     if source.skipped:
         skipped = (f"{count:,} {why}" for why, count in sorted(source.skipped.items()))
         _say("skipped files: " + ", ".join(skipped))

@@ -17,7 +17,7 @@ import xxhash
 from fastfeed.errors import OptionError
 from fastfeed.shardfile.header import BLOCK, padded
 from fastfeed_shard.packing import END_BYTES
-from fastfeed_shard.samples import DataPart, FilePart
+from fastfeed_shard.samples import DataPart, FilePart, MadePart
 
 if TYPE_CHECKING:
     from fastfeed_shard.samples import Sample, Source
@@ -110,6 +110,9 @@ def digest_plan(plan: Plan) -> str:
             match part:
                 case FilePart():
                     line = f"{sample.key}.{part.field} {part.size} {part.changed}\n"
+                case MadePart():
+                    source = f"{part.source.field} {part.source.size} {part.changed}"
+                    line = f"{sample.key}.{part.field} {part.size} {source} {part.recipe!r}\n"
                 case DataPart():
                     line = f"{sample.key}.{part.field} {part.data!r}\n"
             state.update(line.encode())

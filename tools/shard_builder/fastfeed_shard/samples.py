@@ -1,4 +1,4 @@
-"""What a source of samples hands to the planner: keys, and parts that are files or ready bytes."""
+"""What a source hands to the planner: keys, and parts that are files, bytes, or yet to be made."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from fastfeed.errors import StorageError
+from fastfeed.errors import DecodeError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,40 @@ class DataPart:
         return io.BytesIO(self.data)
 
 
-Part = FilePart | DataPart
+class Recipe(Protocol):
+    """How the data of a field are made of a file. Its `repr` says all that they depend on."""
+
+    def make(self, data: bytes) -> bytes:
+        """Return the data for the bytes of a file; DecodeError if they are no good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MadePart:
+    """A field whose data are made of a file while the shard is written, of a size known before."""
+
+    field: str
+    source: FilePart
+    size: int
+    recipe: Recipe
+
+    @property
+    def changed(self) -> int:
+        """Time of the file's last change in nanoseconds."""
+        return self.source.changed
+
+    def open(self) -> io.BytesIO:
+        """Return the data as an open file; DecodeError with the file's name if it is no good."""
+        data = make_of(self.source, self.recipe.make)
+        if len(data) != self.size:
+            raise StorageError(
+                f"{self.source.path!r} made {len(data):,} bytes, not {self.size:,} as planned",
+                way_out="Mend the file, or take it out of the source",
+            )
+        return io.BytesIO(data)
+
+
+Part = FilePart | DataPart | MadePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +125,28 @@ def file_part(name: str, path: str, status: os.stat_result | None = None) -> Fil
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(f"{path!r} is no regular file", way_out="Remove it from the source")
     return FilePart(name, path, status.st_size, status.st_mtime_ns)
+
+
+def make_of(part: FilePart, make: Callable[[bytes], T]) -> T:
+    """Return what `make` makes of the bytes of a file; its DecodeError gets the file's name."""
+    data = read_head(part, part.size)
+    try:
+        return make(data)
+    except DecodeError as error:
+        raise DecodeError(
+            f"{part.path!r}: {error.fact}",
+            way_out="Mend the file, or take it out of the source",
+            field=part.field,
+        ) from error
+
+
+def read_head(part: FilePart, size: int) -> bytes:
+    """Return the first `size` bytes of a file, or all that it has."""
+    with io.BufferedReader(part.open()) as file:
+        try:
+            return file.read(size)
+        except OSError as error:
+            raise cannot_read(part.path, error) from error
 
 
 def cannot_read(path: str, error: Exception) -> StorageError:
