@@ -1,7 +1,8 @@
 """Which cores the workers of one rank run on: near its GPU, within the mask, shared out to ranks.
 
 Pages of shared memory are taken from the node of the core that first touches them, so a worker near
-the GPU also fills memory near the GPU.
+the GPU also fills memory near the GPU. Locking pages touches them too: whoever pins a region before
+a worker has written to it decides its node, and should run on these cores while it does.
 """
 
 from __future__ import annotations
