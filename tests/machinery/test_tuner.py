@@ -1,0 +1,458 @@
+"""The tuners against a small simulator of the pipeline, and an exhaustive search in it."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastfeed.errors import OptionError
+from fastfeed.tuner.split import SplitTuner
+from fastfeed.tuner.split_model import Observation
+from fastfeed.tuner.workers import Window, WorkerTuner
+
+MS = 1e-3
+
+
+@dataclass(frozen=True)
+class Load:
+    """A workload and the machine it runs on; seconds per picture where not said otherwise."""
+
+    workers: int = 14
+    prefetch: int = 2
+    batch: int = 512
+    decode: float = 2.2 * MS
+    defer: float = 0.1 * MS
+    stage: float = 0.06 * MS
+    copy: float = 1 * MS  # per batch
+    other: float = 5 * MS  # per batch, in a worker
+    loop: float = 19_000.0  # samples a second when it never waits
+    slows: float = 0.0  # by how much a share of 1 lengthens the step
+    busy: float = 1.0  # how much slower the stage is while the loop never waits
+    noise: float = 0.0  # of every time, as a standard deviation
+    ahead: int = 0  # steps by which the host may run ahead of the device
+
+
+def simulate(load, tuner, batches, *, then=None, seed=0):
+    """Run `batches` through a loader and return the seconds at which each was delivered.
+
+    Jobs go round the workers and carry the share that was set when they were sent; `workers` times
+    `prefetch` are under way. The stage takes them in order. `then` is (batch, load): a change.
+    """
+    draws = random.Random(seed)
+    free = [0.0] * load.workers
+    stage_free = asked = 0.0
+    made, delivered, done = [], [], []
+    sent = 0
+    waits = 0.0
+    for number in range(batches):
+        if then and number >= then[0]:
+            load = then[1]
+        while sent < min(batches, number + load.workers * load.prefetch):
+            deferred = round(tuner.share * load.batch)
+            decoded = load.batch - deferred
+            spent = [
+                amount * draws.lognormvariate(0, load.noise)
+                for amount in (decoded * load.decode, deferred * load.defer, load.other)
+            ]
+            worker = sent % load.workers
+            free[worker] = max(free[worker], asked) + sum(spent)
+            made.append((free[worker], tuner.share, decoded, deferred, spent))
+            sent += 1
+        ready, share, decoded, deferred, spent = made[number]
+        beside = 1 + (load.busy - 1) * (1 - waits)
+        staged = (load.copy + deferred * load.stage * beside) * draws.lognormvariate(0, load.noise)
+        stage_free = max(stage_free, ready) + staged
+        at = max(asked, stage_free)
+        step = load.batch / load.loop * (1 + load.slows * deferred / load.batch)
+        step *= draws.lognormvariate(0, load.noise / 4)
+        last = delivered[-1] if delivered else 0.0
+        waits += 0.05 * ((at - asked) / (at - asked + step) - waits)
+        tuner.observe(
+            Observation(
+                share=share,
+                samples=load.batch,
+                decode_s=spent[0],
+                decoded=decoded,
+                defer_s=spent[1],
+                deferred=deferred,
+                other_s=spent[2],
+                stage_s=staged,
+                wait_s=at - asked,
+                step_s=asked - last,
+            )
+        )
+        delivered.append(at)
+        done.append(max(at, done[-1] if done else 0.0) + step)
+        # A host that runs ahead has launched a step in a fifth of the time that it takes.
+        launched = at + (step / 5 if load.ahead else step)
+        asked = max(launched, done[number - load.ahead] if number >= load.ahead else 0.0)
+    return delivered
+
+
+def rate_of(load, delivered, first):
+    return load.batch * (len(delivered) - 1 - first) / (delivered[-1] - delivered[first])
+
+
+@functools.cache
+def sweep(load):
+    """Return the rate at each of 51 shares."""
+    found = {}
+    for step in range(51):
+        pinned = SplitTuner(load.workers, step / 50, fixed=True)
+        found[step / 50] = rate_of(load, simulate(load, pinned, 300), 100)
+    return found
+
+
+def least_good(load, within=0.02):
+    """Return the least share whose rate is within a part of the best."""
+    rates = sweep(load)
+    return min(share for share, rate in rates.items() if rate >= (1 - within) * max(rates.values()))
+
+
+LOADS = {
+    "h200-resnet18": Load(),
+    "h200-resnet18-56-in-flight": Load(prefetch=4),
+    "h200-28-workers-56": Load(workers=28),
+    "h200-resnet50": Load(loop=4_900, batch=256),
+    "cpu-rich": Load(workers=32, decode=0.5 * MS, loop=10_000),
+    "one-core": Load(workers=1, loop=9_000),
+    "cpu-poor": Load(workers=2, decode=4 * MS, loop=9_000, prefetch=4),
+    "slow-stage": Load(stage=1 * MS),
+    "no-stage": Load(stage=50 * MS),
+    "slows-the-step": Load(slows=0.1),
+    "slows-it-much": Load(slows=0.6, prefetch=4),
+    "stage-slower-beside-training": Load(stage=0.05 * MS, busy=2.0, loop=16_000),
+    "both-too-slow": Load(workers=6, stage=0.1 * MS, prefetch=6),
+    "small-batches": Load(batch=32, copy=0.3 * MS, other=0.5 * MS),
+    "copy-bound": Load(copy=40 * MS, decode=1 * MS),
+    "reading-bound": Load(other=500 * MS),
+    "host-runs-ahead": Load(ahead=3, prefetch=4),
+    "host-runs-ahead-cpu-rich": Load(ahead=3, decode=0.5 * MS),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What workers do for a loop; seconds per batch."""
+
+    work: float
+    step: float
+    most: int = 16
+    crowding: float = 0.0  # how much longer each takes for the square of the others
+    cores: int = 16
+    storage: float = 1e9  # batches a second that what they share can give
+    latency: bool = False  # workers wait for something far away, not for cores
+
+    def at(self, workers):
+        """Return batches a second, the part spent waiting, and how many workers are busy."""
+        work = self.work * (1 + self.crowding * (workers - 1) ** 2)
+        if not self.latency:
+            work *= max(1.0, workers / self.cores)
+        made = min(workers / work, self.storage)
+        rate = min(made, 1 / self.step)
+        waits = made < 1 / self.step
+        return rate, max(0.0, 1 - rate * self.step), workers if waits else rate * work
+
+    def rates(self):
+        return {workers: self.at(workers)[0] for workers in range(1, self.most + 1)}
+
+    def fewest(self):
+        rates = self.rates()
+        return min(number for number, rate in rates.items() if rate >= 0.97 * max(rates.values()))
+
+
+def run_job(job, tuner, windows, *, noise=0.0, seed=0, batches=64):
+    """Drive a tuner through windows of batches; return the seconds at which it changed."""
+    draws = random.Random(seed)
+    now, changed = 0.0, []
+    for _ in range(windows):
+        rate, waited, busy = job.at(tuner.workers)
+        rate *= draws.lognormvariate(0, noise)
+        elapsed = batches / rate
+        now += elapsed
+        window = Window(elapsed, waited * elapsed, busy * elapsed, batches, tuner.workers)
+        if tuner.observe(window):
+            changed.append(now)
+    return changed
+
+
+JOBS = {
+    "small-jpeg": Job(work=48 * MS, step=10 * MS),
+    "large-jpeg": Job(work=400 * MS, step=30 * MS),
+    "large-jpeg-too-few-cores": Job(work=400 * MS, step=10 * MS, most=8, cores=4),
+    "raw": Job(work=3 * MS, step=20 * MS),
+    "slow-storage": Job(work=20 * MS, step=5 * MS, storage=60),
+    "latency": Job(work=590 * MS, step=50 * MS, latency=True),
+    "latency-of-more-than-there-are": Job(work=5.0, step=50 * MS, latency=True),
+    "contention": Job(work=30 * MS, step=5 * MS, crowding=1 / 8),
+    "contention-hidden": Job(work=30 * MS, step=16 * MS, crowding=1 / 8),
+    "host-runs-ahead": Job(work=48 * MS, step=0.1 * MS, storage=100),
+}
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("name", LOADS)
+def test_split_finds_the_best_and_stays(name, start):
+    """From any start, settled in 200 batches: as fast as the best, no larger than needed.
+
+    In the 1,000 batches afterwards there is at most one change.
+    """
+    load = LOADS[name]
+    tuner = SplitTuner(load.workers, start)
+    delivered = simulate(load, tuner, 1200)
+    assert len([made for made in tuner.decisions if made.batch >= 200]) <= 1
+    assert rate_of(load, delivered, 250) >= 0.97 * max(sweep(load).values())
+    # Workers 10 % ahead cost a little more than the least share that is fast enough.
+    assert tuner.share <= least_good(load) + 0.08
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("name", ["h200-resnet18", "cpu-rich", "one-core", "both-too-slow"])
+def test_split_with_noisy_timings(name, seed):
+    """Timings that vary by a tenth from batch to batch do not mislead the tuner or keep it busy."""
+    load = replace(LOADS[name], noise=0.1)
+    tuner = SplitTuner(load.workers, 0.5)
+    delivered = simulate(load, tuner, 1200, seed=seed)
+    assert len([made for made in tuner.decisions if made.batch >= 200]) <= 1
+    assert rate_of(load, delivered, 250) >= 0.97 * max(sweep(load).values())
+
+
+def changed(load, **factors):
+    return replace(load, **{name: getattr(load, name) * by for name, by in factors.items()})
+
+
+CHANGES = {
+    "larger-pictures": (Load(), changed(Load(), decode=2, stage=2)),
+    "smaller-pictures": (Load(), changed(Load(), decode=0.5, stage=0.5)),
+    "neighbour": (Load(), changed(Load(), decode=1.6, defer=1.6, other=1.6)),
+    "neighbour-of-a-small-job": (Load(loop=5_000), changed(Load(loop=5_000), decode=3, defer=3)),
+    "slower-model": (Load(), Load(loop=5_000)),
+    "faster-model": (Load(loop=5_000), Load()),
+}
+
+
+@pytest.mark.parametrize("start", [0.0, 1.0])
+@pytest.mark.parametrize("name", CHANGES)
+def test_split_follows_other_work(name, start):
+    """When the work changes midway, the tuner comes to the best share of the new work."""
+    load, other = CHANGES[name]
+    tuner = SplitTuner(load.workers, start)
+    delivered = simulate(load, tuner, 1500, then=(500, other))
+    assert any(made.batch > 500 for made in tuner.decisions) or name == "larger-pictures"
+    assert rate_of(other, delivered, 750) >= 0.97 * max(sweep(other).values())
+    # The same margin as above, and 0.05 that are not worth a change.
+    assert tuner.share <= least_good(other) + 0.13
+    assert not [made for made in tuner.decisions if made.batch > 1000]
+
+
+def observation(share, **values):
+    """Return a batch of 100 pictures, which 10 workers decode in 10 ms."""
+    decoded = round(100 * (1 - share))
+    known = {
+        "share": share,
+        "samples": 100,
+        "decode_s": decoded * MS,
+        "decoded": decoded,
+        "defer_s": (100 - decoded) * 0.05 * MS,
+        "deferred": 100 - decoded,
+        "other_s": 0.0,
+        "stage_s": (100 - decoded) * 0.02 * MS,
+        "wait_s": 5 * MS,
+        "step_s": 5 * MS,
+    }
+    return Observation(**(known | values))
+
+
+def test_split_takes_back_what_made_training_slower():
+    """A change that the figures do not warn of is undone, and tried again when the work changes."""
+    tuner = SplitTuner(10, 0.0)
+    for _ in range(400):
+        bad = tuner.share > 0
+        tuner.observe(observation(tuner.share, wait_s=8 * MS if bad else 5 * MS))
+    assert tuner.share == 0.0
+    assert [made.now for made in tuner.decisions] == [0.25, 0.0]
+    assert "taken back" in tuner.decisions[-1].why
+    for _ in range(200):
+        tuner.observe(observation(tuner.share, decode_s=200 * MS, wait_s=15 * MS))
+    assert len(tuner.decisions) > 2
+
+
+def test_split_decides_from_batches_of_the_present_share_only():
+    """Batches made with another share, however many, decide nothing."""
+    tuner = SplitTuner(10, 0.5)
+    for _ in range(500):
+        assert tuner.observe(observation(0.0)) is None
+
+
+def test_split_holds_when_the_loop_never_waits():
+    """Without waiting no more is given to the GPU, even if the figures say that it would help."""
+    tuner = SplitTuner(4, 0.2)
+    for _ in range(500):
+        tuner.observe(observation(tuner.share, wait_s=0.0))
+    assert not tuner.decisions
+
+
+def test_split_leaves_pauses_out():
+    """A checkpoint or a validation between two batches is not taken for a slow training step."""
+    tuner = SplitTuner(14, 0.0)
+    for number in range(300):
+        pause = {"step_s": 300.0} if number % 50 == 10 else {}
+        tuner.observe(observation(tuner.share, **pause))
+    assert tuner.share == pytest.approx(least_of_observations(14), abs=0.02)
+
+
+def least_of_observations(workers):
+    return (1 - workers * 0.05 / 1.1) / 0.95
+
+
+def test_split_pinned_by_the_user():
+    """A share that the user chose is never changed."""
+    tuner = SplitTuner(14, 0.3, fixed=True)
+    simulate(Load(), tuner, 300)
+    assert tuner.share == 0.3
+    assert not tuner.decisions
+
+
+def test_split_decisions_say_why():
+    """A decision holds the batch, both shares and the figures, and is the same in every run."""
+    first, second = SplitTuner(14, 0.5), SplitTuner(14, 0.5)
+    simulate(Load(), first, 300)
+    simulate(Load(), second, 300)
+    assert first.decisions == second.decisions
+    decision = first.decisions[0]
+    assert (decision.was, decision.now) == (0.5, first.decisions[-1].now)
+    assert decision.batch < 40
+    assert "14 workers make" in decision.why
+    assert "the loop waits" in decision.why
+    with pytest.raises(AttributeError):
+        decision.now = 1.0
+
+
+@pytest.mark.parametrize(("workers", "start"), [(0, 0.5), (1, -0.1), (1, 1.1), (1, float("nan"))])
+def test_split_refuses(workers, start):
+    """Shares are parts of a batch, and somebody must make it."""
+    with pytest.raises(OptionError):
+        SplitTuner(workers, start)
+
+
+SECONDS = st.one_of(st.just(0.0), st.floats(1e-6, 100))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8), *[SECONDS] * 6), max_size=60),
+    st.floats(0, 1),
+)
+def test_split_survives_any_timings(batches, start):
+    """Whatever is observed, batches without pictures or time included, the share stays a share."""
+    tuner = SplitTuner(2, start)
+    for decoded, deferred, *seconds in batches * 4:
+        before = tuner.share
+        decode, defer, other, stage, wait, step = seconds
+        made = tuner.observe(
+            Observation(
+                before,
+                decoded + deferred,
+                decode,
+                decoded,
+                defer,
+                deferred,
+                other,
+                stage,
+                wait,
+                step,
+            )
+        )
+        assert 0 <= tuner.share <= 1
+        assert (made is None) == (tuner.share == before)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize("start", [1, 4, 16])
+@pytest.mark.parametrize("name", JOBS)
+def test_workers_as_few_as_come_near_the_best(name, start, noise):
+    """Within 3 % of the best rate, with at most one worker more than that needs, then quiet."""
+    job = JOBS[name]
+    tuner = WorkerTuner(start, most=job.most)
+    run_job(job, tuner, 60, noise=noise)
+    found = tuner.workers
+    assert job.at(found)[0] >= 0.97 * max(job.rates().values())
+    assert found <= job.fewest() + 1
+    before = len(tuner.decisions)
+    run_job(job, tuner, 200, noise=noise, seed=1)
+    assert len(tuner.decisions) == before
+    assert all(made.now <= job.most for made in tuner.decisions)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("small-jpeg", "large-jpeg"), ("latency", "raw"), ("raw", "contention"), ("raw", "latency")],
+)
+def test_workers_follow_other_work(name, other, noise):
+    """When the work changes, the number is found again, with at most two changes in a minute."""
+    tuner = WorkerTuner(4, most=16)
+    run_job(JOBS[name], tuner, 60, noise=noise)
+    times = run_job(JOBS[other], tuner, 1000, noise=noise)
+    job = JOBS[other]
+    assert times
+    assert job.at(tuner.workers)[0] >= 0.97 * max(job.rates().values())
+    assert tuner.workers <= job.fewest() + 1
+    assert all(third - first >= 60 for first, third in pairwise(times[::2]))
+
+
+def test_workers_obey_a_new_limit():
+    """When fewer workers may be used than there are, the number falls at once."""
+    tuner = WorkerTuner(8, most=16)
+    tuner.most = 3
+    decision = tuner.observe(Window(1.0, 0.5, 8.0, 10, 8))
+    assert (decision.was, decision.now, tuner.workers) == (8, 3, 3)
+    assert "no more than 3" in decision.why
+
+
+def test_workers_ignore_windows_of_another_number():
+    """While workers start or end, windows say nothing about the number that was asked for."""
+    tuner = WorkerTuner(4, most=16)
+    for _ in range(50):
+        assert tuner.observe(Window(1.0, 0.5, 3.0, 10, 3)) is None
+        assert tuner.observe(Window(1.0, 0.0, 0.0, 0, 4)) is None
+
+
+def test_worker_decisions_say_why():
+    """A decision names what was tried with its rate and waiting."""
+    tuner = WorkerTuner(1, most=16)
+    run_job(JOBS["latency"], tuner, 60)
+    assert [made.now for made in tuner.decisions][:3] == [2, 4, 8]
+    assert "the loop waits" in tuner.decisions[0].why
+    assert "12: 20.00 batches/s, waiting 0%" in tuner.decisions[-1].why
+
+
+@pytest.mark.parametrize(("least", "most"), [(0, 4), (5, 4)])
+def test_workers_refuse(least, most):
+    """A range that holds no number of workers is an error."""
+    with pytest.raises(OptionError):
+        WorkerTuner(1, most=most, least=least)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(SECONDS, st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))))
+def test_workers_survive_any_windows(windows):
+    """Whatever is observed, the number stays in its range, and once settled changes are rare."""
+    tuner = WorkerTuner(4, most=8, least=2)
+    now, changes = 0.0, []
+    for elapsed, waited, busy, batches in windows * 8:
+        now += elapsed
+        settled = not tuner._first
+        window = Window(
+            elapsed, waited * elapsed, busy * tuner.workers * elapsed, batches, tuner.workers
+        )
+        if tuner.observe(window) and settled:
+            changes.append(now)
+        assert 2 <= tuner.workers <= 8
+    assert all(later - earlier >= 30 for earlier, later in pairwise(changes))
