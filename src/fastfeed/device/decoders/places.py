@@ -1,0 +1,153 @@
+"""Where decoded planes lie in one piece of memory, and marks in it that say what was written.
+
+A decoder's status is one number a batch, and good when an engine left a picture out or when its
+bytes were cut short. So a few bytes of each picture are marked beforehand and looked at afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PITCH: Final = 64
+_ALIGNMENT: Final = 256
+# Bytes behind each picture that nobody may write.
+_GUARD: Final = 256
+# Bytes of a mark: as many neighbours never have its values by chance.
+_MARK: Final = 8
+# Pixels of the corner whose blackness says that the bytes ended before the picture.
+_CORNER: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The planes of some pictures in one piece of memory."""
+
+    starts: NDArray[np.int64]
+    pitches: NDArray[np.int64]
+    shapes: NDArray[np.int64]
+    channels: int
+    nbytes: int
+
+    @property
+    def planes(self) -> NDArray[np.int64]:
+        """Return the bytes of one plane of each picture."""
+        return self.pitches * self.shapes[:, 0]
+
+    def some(self, chosen: NDArray[np.int64]) -> Places:
+        """Return the places of only these pictures."""
+        starts, pitches, shapes = self.starts[chosen], self.pitches[chosen], self.shapes[chosen]
+        return Places(starts, pitches, shapes, self.channels, self.nbytes)
+
+    def view(self, memory: torch.Tensor, number: int) -> torch.Tensor:
+        """Return one picture as [channels, height, width]."""
+        height, width = self.shapes[number].tolist()
+        pitch = int(self.pitches[number])
+        size, strides = (self.channels, height, width), (pitch * height, pitch, 1)
+        return memory.as_strided(size, strides, memory.storage_offset() + int(self.starts[number]))
+
+
+def lay_out(shapes: NDArray[np.int32], channels: int) -> Places:
+    """Return places for planes of these heights and widths, with a guard behind each picture."""
+    sizes = shapes.astype(np.int64).reshape(-1, 2)
+    pitches = -(-sizes[:, 1] // _PITCH) * _PITCH
+    needed = pitches * sizes[:, 0] * channels + _GUARD
+    ends = np.cumsum(-(-needed // _ALIGNMENT) * _ALIGNMENT)
+    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
+    return Places(starts[: len(sizes)], pitches, sizes, channels, int(ends[-1]) if len(ends) else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the marks say of each picture."""
+
+    unwritten: NDArray[np.bool_]
+    """A mark is still there: the decoder left the picture out, or a part of it."""
+    black: NDArray[np.bool_]
+    """The last corner is exactly 0: so engines fill up a picture whose bytes were cut short.
+
+    A picture that is black there is found as well; decoding it elsewhere is right, only slower.
+    """
+    spilled: NDArray[np.bool_]
+    """The guard behind the picture was written."""
+
+    @property
+    def good(self) -> NDArray[np.bool_]:
+        """Return which pictures are whole and hurt nobody; a spill may have hit the next one."""
+        hit = self.spilled.copy()
+        hit[1:] |= self.spilled[:-1]
+        return ~(self.unwritten | self.black | hit)
+
+
+class Marks:
+    """Marks in the places of some pictures; they are put before a decode and read after it."""
+
+    def __init__(self, places: Places, device: torch.device) -> None:
+        planes = places.planes
+        table = np.stack([places.starts, places.pitches, planes, *places.shapes.T], axis=1)
+        start, pitch, plane, height, width = torch.from_numpy(table).to(device).unbind(1)
+        channel = torch.arange(places.channels, device=device) * plane[:, None] + start[:, None]
+        self._marks, self._values = _mark_places(channel, pitch, height, width)
+        self._corners = _corner_places(channel, pitch, height, width)
+        steps = torch.arange(_MARK, device=device)
+        self._guards = (start + plane * places.channels)[:, None] + steps
+        self._guarded = _value(steps, steps).expand_as(self._guards)
+
+    def put(self, memory: torch.Tensor) -> None:
+        """Write the marks into the memory, on the current stream."""
+        memory.put_(self._marks, self._values)
+        memory.put_(self._guards, self._guarded)
+
+    def read(self, memory: torch.Tensor) -> Verdict:
+        """Look at the memory on the current stream, and wait for what is seen."""
+        left = (memory.take(self._marks) == self._values).all(3).flatten(1).any(1)
+        black = (memory.take(self._corners) == 0).flatten(1).all(1)
+        spilled = (memory.take(self._guards) != self._guarded).any(1)
+        seen = torch.stack([left, black, spilled]).cpu().numpy()
+        return Verdict(*seen)
+
+
+def _mark_places(
+    channel: torch.Tensor, pitch: torch.Tensor, height: torch.Tensor, width: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return indices and values [pictures, channels, 4 rows, bytes] of the marks."""
+    device = channel.device
+    thirds = torch.arange(4, device=device)
+    rows = (height[:, None] - 1) * thirds // 3
+    columns = (width[:, None] - _MARK).clamp(min=0) * thirds.flip(0) // 3
+    # In pictures narrower than a mark its bytes fall together; the value goes by the column.
+    columns = columns[:, :, None] + torch.arange(_MARK, device=device)
+    columns = columns.minimum(width[:, None, None] - 1)
+    inside = rows[:, :, None] * pitch[:, None, None] + columns
+    marks = channel[:, :, None, None] + inside[:, None]
+    return marks, _value(rows[:, :, None], columns)[:, None].expand_as(marks)
+
+
+def _corner_places(
+    channel: torch.Tensor, pitch: torch.Tensor, height: torch.Tensor, width: torch.Tensor
+) -> torch.Tensor:
+    """Return indices [pictures, channels, rows, columns] of the corner at the lower right."""
+    steps = torch.arange(_CORNER, device=channel.device) - _CORNER
+    rows = (height[:, None] + steps).clamp(min=0)
+    columns = (width[:, None] + steps).clamp(min=0)
+    inside = rows[:, :, None] * pitch[:, None, None] + columns[:, None, :]
+    return channel[:, :, None, None] + inside[:, None]
+
+
+def _value(row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+    return ((row * 11 + column * 37 + 0xA5) & 0xFF).to(torch.uint8)
+
+
+def is_black(pictures: list[torch.Tensor]) -> NDArray[np.bool_]:
+    """Say of each picture whether its corner is black; for decoders with memory of their own."""
+    if not pictures:
+        return np.zeros(0, np.bool_)
+    brightest = [picture[:, -_CORNER:, -_CORNER:].amax() for picture in pictures]
+    black: NDArray[np.bool_] = (torch.stack(brightest) == 0).cpu().numpy()
+    return black

@@ -1,0 +1,20 @@
+"""The stream that a decoder works on. A CPU, which tests use as the device, has none."""
+
+from __future__ import annotations
+
+import torch
+
+
+def stream_handle(device: torch.device) -> int:
+    """Return the number by which C libraries know the current stream."""
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
+def settle(device: torch.device) -> None:
+    """Block the thread until the current stream is empty.
+
+    The JPEG engines of Hopper write when the call is made, whatever the stream still holds: an
+    event on the device does not hold them back, only waiting on the host does.
+    """
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
