@@ -10,6 +10,7 @@ from fastfeed.collating.pack import unpack
 
 if TYPE_CHECKING:
     from fastfeed.slots.lease import Lender
+    from fastfeed.slots.region import Region
     from fastfeed.worker import Result
 
 # Batches that a user may hold of one worker, beyond those on their way, before they are copied.
@@ -26,6 +27,17 @@ class Opened(NamedTuple):
     """Bytes of tensors and arrays that came through shared memory."""
     copied: str | None
     """Why it was copied, if it was."""
+
+
+class Ask(NamedTuple):
+    """A batch that the loop asks a worker for."""
+
+    generation: int
+    number: int
+    index: Any
+    epoch: int
+    share: float = 0.0
+    """Share of the pictures that are left to the GPU to decode."""
 
 
 class Arrival(Protocol):
@@ -53,6 +65,11 @@ class Arrival(Protocol):
         """Let go of a batch that nobody will get."""
         ...
 
+    @property
+    def region(self) -> Region | None:
+        """The shared memory that the batch lies in, if it does."""
+        ...
+
 
 class Pool(Protocol):
     """Workers of either kind, as the loop sees them."""
@@ -66,12 +83,20 @@ class Pool(Protocol):
         """Have a worker begin an epoch; `told` is what the user told the data set that it is."""
         ...
 
-    def send(self, worker: int, *, generation: int, number: int, index: Any, epoch: int) -> None:
+    def send(self, worker: int, ask: Ask) -> None:
         """Give a worker the job of a batch."""
         ...
 
     def receive(self, timeout: float | None) -> Arrival | None:
-        """Return the next result, waiting for it; None if the time is over."""
+        """Return the next result, waiting for it; None if the time is over, or `interrupt` came."""
+        ...
+
+    def watch_for_interrupts(self) -> None:
+        """Prepare for `interrupt`: from now on one thread receives while another sends."""
+        ...
+
+    def interrupt(self) -> None:
+        """Have a `receive` that waits in another thread return None, now and from now on."""
         ...
 
     def close(self, *, grace_s: float = ...) -> None:
@@ -109,6 +134,11 @@ class ProcessArrival(NamedTuple):
         copied = _FULL if self.private else _MANY_KEPT if copy else None
         return Opened(batch, packed.nbytes, copied)
 
+    @property
+    def region(self) -> Region | None:
+        """The worker's."""
+        return self.lender.region
+
     def give_up(self) -> None:
         """Let the extents go back to the worker."""
         if not self.lender.closed:
@@ -131,6 +161,11 @@ class ThreadArrival:
     def open(self, *, prefetch: int) -> Opened:  # noqa: ARG002 - nothing is lent
         """Return the batch."""
         return Opened(self.batch, 0, None)
+
+    @property
+    def region(self) -> None:
+        """A thread has none."""
+        return
 
     def give_up(self) -> None:
         """Nothing is held."""

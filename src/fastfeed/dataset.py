@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from fastfeed.decoding.defer import DeviceSide
     from fastfeed.policy import BadSample, OnError
     from fastfeed.stats import Stats
 
@@ -170,14 +171,15 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     # What `fastfeed.DataLoader` asks for
 
-    def fastfeed_fetcher(self, threads: int) -> Feed:
-        """Return a feed for one process."""
+    def fastfeed_fetcher(self, threads: int, device: DeviceSide | None = None) -> Feed:
+        """Return a feed for one process; `device` is what the trainer's device does, if any."""
         options = FeedOptions(
             fields=self.fields,
             transform=Transform(self.transform) if self.transform else None,
             seed=self.seed,
             on_error=self.on_error,
             verify=self.verify,
+            device=device,
         )
         ahead = None
         if self._shuffled:

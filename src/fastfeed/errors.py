@@ -11,7 +11,8 @@
     │   ├── DecodeError         the bytes of one field cannot be decoded
     │   └── EmptyBatchError     all samples of a batch were skipped
     ├── StorageError        the machine: a file is missing, unreadable or shorter than it says
-    └── WorkerError         the process: a worker died or failed (also a RuntimeError)
+    ├── WorkerError         the process: a worker died or failed (also a RuntimeError)
+    └── DeviceError         the GPU: no memory, a failed copy or decoder, gone (also a RuntimeError)
 
 A low level states the fact; the level above adds where it happened with `located`. Each message
 names the step, the shard, the key and the field as far as they are known, and ends with a way out.
@@ -134,6 +135,12 @@ class WorkerError(FastfeedError, RuntimeError):
     """A worker process died or failed; the message names pid, signal and what it worked on."""
 
     step = "workers"
+
+
+class DeviceError(FastfeedError, RuntimeError):
+    """The GPU has no memory for a batch, failed at a copy or kernel, or is gone."""
+
+    step = "device"
 
 
 @contextmanager

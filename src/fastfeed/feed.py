@@ -11,15 +11,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
 from fastfeed.collating.collate import HeapWriter
-from fastfeed.collating.ragged import Ragged
-from fastfeed.decoding.compile import compile_fields
+from fastfeed.collating.partly import partly
+from fastfeed.collating.ragged import Ragged, gather
+from fastfeed.decoding.compile import compile_fields, without_normalize
 from fastfeed.errors import EmptyBatchError, FastfeedError, SampleError, ShardError, located
 from fastfeed.fields import Bytes
 from fastfeed.options import SUBSTITUTE_TRIES
@@ -28,11 +29,13 @@ from fastfeed.policy import BadSample, FeedReport
 from fastfeed.reading.read import Records, read
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fastfeed.collating.collate import Writer
+    from fastfeed.collating.partly import PartlyDecoded
+    from fastfeed.decoding.defer import Deferred, DeviceSide
     from fastfeed.fields import Field
     from fastfeed.policy import OnError
     from fastfeed.readahead import ReadAhead
@@ -45,6 +48,34 @@ if TYPE_CHECKING:
 _PAGE = 4096
 
 
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What of a batch is left to the device, by place in the batch."""
+
+    pictures: Mapping[int, tuple[dict[str, Deferred], Values]]
+    wanted: NDArray[np.int64]
+    epoch: int
+
+    def closed_up(self, good: NDArray[np.bool_]) -> Left:
+        """Return the same without the samples that are not good, none of which is left."""
+        places = np.cumsum(good) - 1
+        moved = {int(places[place]): one for place, one in self.pictures.items()}
+        return Left(moved, self.wanted[good], self.epoch)
+
+    def partly(
+        self, name: str, rows: NDArray[np.uint8], writer: Writer, *, count: int
+    ) -> PartlyDecoded:
+        """Return one output of a batch of `count` samples."""
+        pictures = [
+            (place, int(self.wanted[place]), found[name])
+            for place, (found, _) in self.pictures.items()
+        ]
+        return partly(rows, pictures, writer, count=count, epoch=self.epoch)
+
+
 @dataclass(frozen=True, slots=True)
 class FeedOptions:
     """What a data set asks of its feed."""
@@ -54,6 +85,8 @@ class FeedOptions:
     seed: int
     on_error: OnError
     verify: bool
+    device: DeviceSide | None = None
+    """What the trainer's device does, if batches go there."""
 
 
 class Feed:
@@ -69,9 +102,13 @@ class Feed:
     ) -> None:
         self._shards = shards
         self._options = options
-        self._decoder = compile_fields(options.fields)
+        fields = options.fields
+        if options.device is not None and options.transform is None:
+            fields, _ = without_normalize(fields)
+        self._decoder = compile_fields(fields)
         self._raw = {n: f for n, f in options.fields.items() if isinstance(f, Bytes)}
         self._only_raw = len(self._raw) == len(options.fields) and options.transform is None
+        self._pictures = frozenset(self._decoder.pictures if options.device is not None else ())
         self._columns = {name: i for i, name in enumerate(self._decoder.sources)}
         self._pool = ThreadPoolExecutor(threads, "fastfeed-decode") if threads > 1 else None
         self._threads = threads
@@ -79,8 +116,13 @@ class Feed:
         self._report = FeedReport()
         self._ahead = ahead
 
-    def fetch(self, indices: Sequence[int], epoch: int, writer: Writer) -> Any:
-        """Return the batch of these samples; the tensors lie in memory that `writer` lent."""
+    def fetch(
+        self, indices: Sequence[int], epoch: int, writer: Writer, *, share: float = 0.0
+    ) -> Any:
+        """Return the batch of these samples; the tensors lie in memory that `writer` lent.
+
+        The pictures of the last `share` of it are left to the GPU, where that can be.
+        """
         wanted = np.asarray(indices, dtype=np.int64)
         with self._timed("read"):
             if self._ahead is not None:
@@ -90,11 +132,17 @@ class Feed:
             records = self._read(wanted, allocate)
         if self._only_raw and isinstance(records, Records) and bool((records.sizes >= 0).all()):
             return {name: self._view(records, name) for name in self._raw}
-        rows = {} if self._options.transform else self._rows(len(wanted), writer)
+        if self._options.transform is not None:
+            with self._timed("decode"):
+                return default_collate(_kept(self._decode_all(records, wanted, epoch, {}, {})))
+        rows = self._rows(len(wanted), writer, but=self._pictures)
+        with self._timed("defer"):
+            left = self._defer(records, wanted, epoch, rows, share=share)
+        rows |= self._rows(len(wanted) - len(left), writer, only=self._pictures)
         with self._timed("decode"):
-            values = self._decode_all(records, wanted, epoch, rows)
+            values = self._decode_all(records, wanted, epoch, rows, left)
         with self._timed("collate"):
-            return self._collate(rows, values, writer)
+            return self._collate(rows, values, writer, Left(left, wanted, epoch))
 
     def samples(self, indices: Sequence[int], epoch: int) -> list[Values]:
         """Return samples one by one, as tensors of their own memory, in the order asked for."""
@@ -158,22 +206,71 @@ class Feed:
 
     # Decoding
 
+    def _defer(
+        self,
+        records: Records | list[Records | ShardError],
+        wanted: NDArray[np.int64],
+        epoch: int,
+        rows: Mapping[str, NDArray[Any]],
+        *,
+        share: float,
+    ) -> dict[int, tuple[dict[str, Deferred], Values]]:
+        """Return, by place in the batch, what is left to the device: of the last `share` of it.
+
+        All else of those samples is decoded here; one that fails is left out, and so comes to the
+        policy for bad samples where all of it is decoded.
+        """
+        side = self._options.device
+        first = len(wanted) - round(len(wanted) * share)
+        if side is None or not self._pictures or first == len(wanted):
+            return {}
+
+        def defer(i: int) -> tuple[dict[str, Deferred], Values] | None:
+            try:
+                sources, draw = self._sources(records, i, int(wanted[i]), epoch)
+                pictures = self._decoder.defer(sources, draw=draw, side=side)
+                if pictures is None:
+                    return None
+                own = {name: row[i, ...] for name, row in rows.items()}
+                values = self._decoder.decode(sources, draw=draw, rows=own, left=pictures)
+            except FastfeedError:
+                return None
+            return pictures, values
+
+        places = range(first, len(wanted))
+        found = zip(places, self._map(defer, places), strict=True)
+        left = {place: one for place, one in found if one is not None}
+        self._report.deferred += len(left)
+        self._report.refused += len(places) - len(left)
+        return left
+
     def _decode_all(
         self,
         records: Records | list[Records | ShardError],
         wanted: NDArray[np.int64],
         epoch: int,
         rows: Mapping[str, NDArray[Any]],
+        left: Mapping[int, tuple[dict[str, Deferred], Values]],
     ) -> list[Values | None]:
         """Decode every sample into its row; None stands for one that was skipped."""
+        places = [i for i in range(len(wanted)) if i not in left]
 
-        def decode(i: int) -> Values | None:
-            own = {name: row[i, ...] for name, row in rows.items()} or self._rows_of_one()
-            return self._usable(records, i, int(wanted[i]), epoch, own)
+        def decode(turn: int) -> Values | None:
+            i = places[turn]
+            own = {
+                name: row[turn if name in self._pictures else i, ...] for name, row in rows.items()
+            }
+            return self._usable(records, i, int(wanted[i]), epoch, own or self._rows_of_one())
 
-        if self._pool is None:
-            return [decode(i) for i in range(len(wanted))]
-        return list(self._pool.map(decode, range(len(wanted))))
+        values: list[Values | None] = [None] * len(wanted)
+        for place, (_, value) in left.items():
+            values[place] = value
+        for place, decoded in zip(places, self._map(decode, range(len(places))), strict=True):
+            values[place] = decoded
+        return values
+
+    def _map(self, function: Callable[[int], _T], places: Iterable[int]) -> Iterable[_T]:
+        return map(function, places) if self._pool is None else self._pool.map(function, places)
 
     def _usable(
         self,
@@ -224,13 +321,7 @@ class Feed:
         rows: Mapping[str, NDArray[Any]],
     ) -> Values:
         """Decode one sample: fixed outputs into `rows`, the others as values; then transform."""
-        if isinstance(records, list):
-            found, i = records[i], 0
-            if isinstance(found, ShardError):
-                raise found
-            records = found
-        sources = {name: records.data(i, column) for name, column in self._columns.items()}
-        draw = (self._options.seed, epoch, index)
+        sources, draw = self._sources(records, i, index, epoch)
         try:
             values = self._decoder.decode(sources, draw=draw, rows=rows)
         except FastfeedError as error:
@@ -242,13 +333,33 @@ class Feed:
             return values
         return self._options.transform(self._as_sample(rows, values), draw)
 
+    def _sources(
+        self, records: Records | list[Records | ShardError], i: int, index: int, epoch: int
+    ) -> tuple[dict[str, memoryview | None], tuple[int, int, int]]:
+        """Return the bytes of a sample's fields, and what its random numbers are drawn from."""
+        if isinstance(records, list):
+            found, i = records[i], 0
+            if isinstance(found, ShardError):
+                raise found
+            records = found
+        sources = {name: records.data(i, column) for name, column in self._columns.items()}
+        return sources, (self._options.seed, epoch, index)
+
     # Collating
 
-    def _rows(self, count: int, writer: Writer) -> dict[str, NDArray[Any]]:
-        """Return the batch memory of every output whose shape is known beforehand."""
+    def _rows(
+        self,
+        count: int,
+        writer: Writer,
+        *,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
+    ) -> dict[str, NDArray[Any]]:
+        """Return the batch memory of outputs whose shape is known beforehand."""
         return {
             name: writer.empty((count, *row.shape), row.dtype)
             for name, row in self._decoder.layout.items()
+            if name not in but and (only is None or name in only)
         }
 
     def _rows_of_one(self) -> dict[str, NDArray[Any]]:
@@ -260,19 +371,23 @@ class Feed:
         return {name: self._value(name, sample[name]) for name in self._options.fields}
 
     def _collate(
-        self, rows: Mapping[str, NDArray[Any]], values: list[Values | None], writer: Writer
+        self,
+        rows: Mapping[str, NDArray[Any]],
+        values: list[Values | None],
+        writer: Writer,
+        left: Left,
     ) -> Any:
-        kept = [v for v in values if v is not None]
-        if not kept:
-            raise EmptyBatchError(f"all {len(values)} samples of the batch were skipped")
-        if self._options.transform is not None:
-            return default_collate(kept)
+        kept = _kept(values)
         if len(kept) < len(values):  # close the gaps that skipped samples left
             good = np.array([v is not None for v in values])
-            rows = {name: row[good] for name, row in rows.items()}
+            here = good[[i for i in range(len(values)) if i not in left.pictures]]
+            rows = {n: row[here if n in self._pictures else good] for n, row in rows.items()}
+            left = left.closed_up(good)
         batch: Values = {}
         for name in self._options.fields:
-            if name in rows:
+            if left.pictures and name in self._pictures:
+                batch[name] = left.partly(name, rows[name], writer, count=len(kept))
+            elif name in rows:
                 batch[name] = self._tensor(name, rows[name])
             elif name in self._raw:
                 batch[name] = gather([v[name] for v in kept], writer)
@@ -325,12 +440,9 @@ class Feed:
             self._report.steps_s[step] = self._report.steps_s.get(step, 0.0) + seconds
 
 
-def gather(pieces: Sequence[Any], writer: Writer) -> Ragged:
-    """Copy byte strings of any lengths into one buffer that goes to the trainer."""
-    sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    starts = np.zeros(len(pieces), dtype=np.int64)
-    np.cumsum(sizes[:-1], out=starts[1:])
-    data = writer.empty((int(sizes.sum()),), np.uint8)
-    for start, size, piece in zip(starts, sizes, pieces, strict=True):
-        data[start : start + size] = np.frombuffer(piece, dtype=np.uint8)
-    return Ragged(torch.from_numpy(data), torch.from_numpy(starts), torch.from_numpy(sizes))
+def _kept(values: list[Values | None]) -> list[Values]:
+    """Return the samples that were not skipped."""
+    kept = [v for v in values if v is not None]
+    if not kept:
+        raise EmptyBatchError(f"all {len(values)} samples of the batch were skipped")
+    return kept

@@ -219,3 +219,11 @@ def checksum(index: Any) -> int | None:
         return zlib.crc32(json.dumps(index).encode())
     except (TypeError, ValueError):  # what a sampler yields is its own affair
         return None
+
+
+def count_samples(index: Any) -> int:
+    """Return how many samples a batch sampler asks for; what it yields is its own affair."""
+    try:
+        return len(index)
+    except TypeError:
+        return 1

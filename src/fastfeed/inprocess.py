@@ -21,6 +21,7 @@ from fastfeed.collating.fetch import (
     state_of,
 )
 from fastfeed.errors import EmptyBatchError
+from fastfeed.indices import count_samples
 from fastfeed.progress import rewind
 from fastfeed.resume import START, Place
 
@@ -52,8 +53,12 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         self._epoch = progress.epoch
         self._fetcher: Any = None
         self._shards = shards_under(self._dataset)
+        source = source_of(self, loader)
+        path = loader.device_path(source)
+        self._mover = None if path is None else path.mover()
         if self._shards is not None:
-            self._fetcher = make_fetcher(source_of(self, loader), threads=loader.worker_threads)
+            side = None if path is None else path.side
+            self._fetcher = make_fetcher(source, threads=loader.worker_threads, device=side)
         self._skipped = 0
         iterable = self._dataset_kind == _DatasetKind.Iterable
         self._steps = load_iterator(self._dataset_fetcher, place)
@@ -110,10 +115,21 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         return batch
 
     def _fetch(self, index: Any) -> Any:
+        batch = self._fetch_here(index)
+        if self._mover is None:
+            return batch
+        batch, report = self._mover.move(batch)
+        if self._shards is not None:
+            self._skipped += report.skipped
+            self._shards.fastfeed_report(report, self._stats)
+        return batch
+
+    def _fetch_here(self, index: Any) -> Any:
         if self._fetcher is None:
             return self._dataset_fetcher.fetch(index)
         try:
-            return self._fetcher.fetch(index, self._epoch, HeapWriter())
+            share = 0.0 if self._mover is None else self._mover.share
+            return self._fetcher.fetch(index, self._epoch, HeapWriter(), share=share)
         finally:
             report = self._fetcher.take_report()
             self._skipped = report.skipped
@@ -137,11 +153,3 @@ def source_of(iterator: Any, loader: DataLoader[Any]) -> Source:
         drop_last=iterator._drop_last,  # noqa: SLF001
         init_fn=loader.worker_init_fn,
     )
-
-
-def count_samples(index: Any) -> int:
-    """Return how many samples a batch sampler asks for; what it yields is its own affair."""
-    try:
-        return len(index)
-    except TypeError:
-        return 1

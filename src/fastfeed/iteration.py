@@ -22,11 +22,13 @@ from torch.utils.data.dataloader import (
     _DatasetKind,
 )
 
+from fastfeed.arrival import Ask
 from fastfeed.collating.fetch import (
     has_state,
     shards_under,
 )
-from fastfeed.inprocess import count_samples, source_of
+from fastfeed.indices import count_samples
+from fastfeed.inprocess import source_of
 from fastfeed.process import LEAST_REGION
 from fastfeed.progress import rewind
 from fastfeed.resume import START
@@ -37,6 +39,7 @@ from fastfeed.workers import WorkerPool
 
 if TYPE_CHECKING:
     from fastfeed.arrival import Arrival, Pool
+    from fastfeed.collating.fetch import Source
     from fastfeed.loader import DataLoader
 
 log = logging.getLogger("fastfeed")
@@ -80,6 +83,9 @@ class WorkerIterator(_BaseDataLoaderIter):
             places = list(state.places)
         if state is not None and state.base_seed is not None:
             self._base_seed = state.base_seed
+        source = source_of(self, loader)
+        self._path = path = loader.device_path(source)
+        placement = None if path is None else path.placement()
         setups = [
             WorkerSetup(
                 base_seed=int(self._base_seed),
@@ -90,14 +96,18 @@ class WorkerIterator(_BaseDataLoaderIter):
                 place=places[worker],
                 generation=self._generation + 1,
                 snapshot_every=loader.snapshot_every_n_steps,
+                device=None if path is None else path.side,
+                cores=() if placement is None else placement.cores,
             )
             for worker in range(self._num_workers)
         ]
-        self._pool = self._pool_of(loader, setups)
+        self._pool = self._pool_of(loader, source, setups)
+        if path is not None:
+            self._pool = path.pool(self._pool, prefetch=self._prefetch)
         self._close = weakref.finalize(self, self._pool.close)
 
-    def _pool_of(self, loader: DataLoader[Any], setups: list[WorkerSetup]) -> Pool:
-        source = source_of(self, loader)
+    @staticmethod
+    def _pool_of(loader: DataLoader[Any], source: Source, setups: list[WorkerSetup]) -> Pool:
         if loader.worker_kind == "thread":
             return ThreadPool(source, setups)
         return WorkerPool(
@@ -196,9 +206,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._owners[number] = worker
         self._samples[number] = count_samples(index) if self._auto_collation else 1
         self._tasks[worker] += 1
-        self._pool.send(
-            worker, generation=self._generation, number=number, index=index, epoch=self._epoch
-        )
+        self._pool.send(worker, Ask(self._generation, number, index, self._epoch))
 
     def _next_data(self) -> Any:
         if self._pool.closed:  # or another process's, where a thread may have left the lock closed
@@ -225,10 +233,11 @@ class WorkerIterator(_BaseDataLoaderIter):
                 raise
             if self._progress.places is not None:
                 self._note_next()
-            if result.report is not None:
-                self._shards.fastfeed_report(result.report, self._stats)
-                samples -= result.report.skipped
-            error = arrival.error()
+            error = arrival.error()  # a batch that goes to the GPU is there after that
+            report = arrival.result.report
+            if report is not None:
+                self._shards.fastfeed_report(report, self._stats)
+                samples -= report.skipped
             if error is not None:
                 raise error
             if not arrival.empty:

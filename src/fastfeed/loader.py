@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from fastfeed.device.path import DeviceOptions, DevicePath
 from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
 from fastfeed.inprocess import InProcessIterator
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
     from torch.utils.data import Dataset, Sampler
+
+    from fastfeed.collating.fetch import Source
+    from fastfeed.device.output import OutputKind
+    from fastfeed.device.path import Decode
 
 
 def _lightning_asks() -> bool:
@@ -61,6 +66,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             asked for its state after so many batches of each worker; `load_state_dict` makes those
             after the last snapshot again. Samplers that have these methods are asked as often.
             Other data costs nothing until `state_dict` is called.
+        device: where the batches go, such as "cuda": each is on the device, ready for the stream
+            that is current at `next`. Tensors are copied beside the training step, from pinned
+            shared memory; what is no tensor stays on the host.
+        decode: who decodes the JPEGs of a `ShardDataset`: "auto" (workers and GPU together, split
+            so that training is fastest), "cpu", "gpu", or the GPU's share, 0.0 to 1.0.
+        output: "fresh" tensors for every batch, or "static": the same ones each time, for CUDA
+            graphs; they hold a batch until the next one is asked for.
+        batch_transform: called with each batch on the device, in the consumer's thread and stream.
+        pinned_budget: memory that may be pinned, in bytes or as a text such as "4GiB"; by default a
+            quarter of what is free, at most 8 GiB, for all loaders of the process together.
 
     Raises:
         OptionError: an argument of ours that cannot be honoured; torch's own checks raise as ever.
@@ -91,6 +106,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_threads: int = 1,
         restart_workers: int = 0,
         snapshot_every_n_steps: int = 1,
+        device: str | torch.device | int | None = None,
+        decode: Decode | float = "auto",
+        output: OutputKind = "fresh",
+        batch_transform: Callable[[Any], Any] | None = None,
+        pinned_budget: int | str | None = None,
     ) -> None:
         for name, number, least in (
             ("worker_threads", worker_threads, 1),
@@ -111,6 +131,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 way_out="Leave multiprocessing_context and restart_workers out, or use "
                 'worker_kind="process"',
             )
+        if device is not None and pin_memory:
+            raise OptionError(
+                f"device={device!r} pins memory itself", way_out="Leave pin_memory out"
+            )
         if sampler is None and batch_sampler is None and batch_size is not None:
             own = getattr(dataset, "fastfeed_sampler", None)
             if own is not None:
@@ -127,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             shuffle,
             sampler,
             batch_sampler,
-            resolve_workers(num_workers),
+            resolve_workers(num_workers, on_device=device is not None),
             collate_fn,
             pin_memory,
             drop_last,
@@ -144,6 +168,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.worker_threads = worker_threads
         self.restart_workers = restart_workers
         self.snapshot_every_n_steps = snapshot_every_n_steps
+        self.device = device
+        self.decode = decode
+        self.output = output
+        self.batch_transform = batch_transform
+        self.pinned_budget = pinned_budget
+        self._device_options().check()
+        self._device_path: DevicePath | None = None
         self._stats = Stats()
         self._epoch = 0
         self._told_epoch: int | None = None
@@ -256,7 +287,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the loader has not begun."""
-        return {**self.__dict__, "_progress": None, "_iterator": None}
+        return {**self.__dict__, "_progress": None, "_iterator": None, "_device_path": None}
 
     # What trainers ask for
 
@@ -277,6 +308,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _next_epoch(self) -> int:
         samplers = samplers_of(self._index_sampler)  # trainers wrap ours in theirs
         return next((one.epoch for one in samplers if isinstance(one, ShardSampler)), self._epoch)
+
+    def _device_options(self) -> DeviceOptions:
+        return DeviceOptions(
+            device=self.device,
+            decode=self.decode,
+            output=self.output,
+            transform=self.batch_transform,
+            pinned_budget=self.pinned_budget,
+            workers=self.num_workers,
+        )
+
+    def device_path(self, source: Source) -> DevicePath | None:
+        """Return what brings the batches of `source` to the device, None if they stay here."""
+        if self.device is not None and self._device_path is None:
+            self._device_path = DevicePath(self._device_options(), source)
+        return self._device_path
 
     def told_epoch(self) -> int | None:
         """Return the epoch that `set_epoch` was called with last, None if it never was."""

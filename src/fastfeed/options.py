@@ -53,13 +53,18 @@ def parse_size(size: int | str, *, name: str) -> int:
     return count
 
 
-def resolve_workers(num_workers: int) -> int:
-    """Return `num_workers` as asked for, or the number for this process if it is `AUTO`."""
+def resolve_workers(num_workers: int, *, on_device: bool = False) -> int:
+    """Return `num_workers` as asked for, or the number for this process if it is `AUTO`.
+
+    `on_device` says that the process moves batches to a device too, which takes a second core.
+    """
     if not isinstance(num_workers, AutoWorkers):
         return num_workers
-    from fastfeed.topology import usable_cores
+    from fastfeed.topology import reserved_cores, usable_cores
 
     cores = usable_cores(environment=os.environ).count
+    if on_device:
+        return AutoWorkers(max(1, cores - reserved_cores(cores)))
     # From three cores on one is left to the training process; it mostly waits on fewer.
     return AutoWorkers(max(1, cores - 1 if cores > 2 else cores))
 

@@ -47,6 +47,12 @@ class FeedReport:
     bad: list[BadSample] = field(default_factory=list)
     skipped: int = 0
     """Samples that were left out of the batch."""
+    deferred: int = 0
+    """Samples whose pictures were left to the GPU."""
+    refused: int = 0
+    """Samples that were to go to the GPU, but are for the CPU."""
+    failed: int = 0
+    """Samples that the GPU's decoder failed at; the CPU made them then."""
 
     def take_in(self, other: FeedReport) -> None:
         """Add another report to this one."""
@@ -54,6 +60,9 @@ class FeedReport:
             self.steps_s[step] = self.steps_s.get(step, 0.0) + seconds
         self.bad += other.bad
         self.skipped += other.skipped
+        self.deferred += other.deferred
+        self.refused += other.refused
+        self.failed += other.failed
 
 
 class BadSamples:

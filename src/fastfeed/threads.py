@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data.dataloader import _DatasetKind
 
@@ -24,6 +24,7 @@ from fastfeed.worker import Job, Maker, without_batch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fastfeed.arrival import Ask
     from fastfeed.collating.fetch import Source
     from fastfeed.worker import WorkerSetup
 
@@ -41,7 +42,7 @@ class ThreadPool:
                 way_out="Use num_workers=1, or worker_kind='process'",
             )
         self._pid = os.getpid()
-        self._results: queue.SimpleQueue[ThreadArrival] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[ThreadArrival | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._jobs: list[queue.SimpleQueue[Job | None]] = [queue.SimpleQueue() for _ in setups]
         self._threads = [
@@ -70,13 +71,14 @@ class ThreadPool:
         self._must_be_here()
         self._jobs[worker].put(Job(generation, None, None, 0, [], told))
 
-    def send(self, worker: int, *, generation: int, number: int, index: Any, epoch: int) -> None:
+    def send(self, worker: int, ask: Ask) -> None:
         """Give a worker a job."""
         self._must_be_here()
-        self._jobs[worker].put(Job(generation, number, index, epoch, []))
+        job = Job(ask.generation, ask.number, ask.index, ask.epoch, [], share=ask.share)
+        self._jobs[worker].put(job)
 
     def receive(self, timeout: float | None) -> ThreadArrival | None:
-        """Return the next result, waiting for it; None if the time is over.
+        """Return the next result, waiting for it; None if the time is over, or `interrupt` came.
 
         Threads catch all that is raised in them, so one always comes.
         """
@@ -85,6 +87,13 @@ class ThreadPool:
             return self._results.get(timeout=timeout)
         except queue.Empty:
             return None
+
+    def watch_for_interrupts(self) -> None:
+        """Nothing is needed."""
+
+    def interrupt(self) -> None:
+        """Have a `receive` that waits in another thread return None."""
+        self._results.put(None)
 
     def _must_be_here(self) -> None:
         if os.getpid() != self._pid:
@@ -110,7 +119,7 @@ def _work(
     setup: WorkerSetup,
     source: Source,
     jobs: queue.SimpleQueue[Job | None],
-    results: queue.SimpleQueue[ThreadArrival],
+    results: queue.SimpleQueue[ThreadArrival | None],
     ending: threading.Event,
 ) -> None:
     """Be a worker until told to end."""
@@ -153,7 +162,7 @@ def _make(
     batch = None
     try:
         try:
-            batch = maker.fetcher.fetch(job.index, job.epoch, HeapWriter())
+            batch = maker.fetcher.fetch(job.index, job.epoch, HeapWriter(), share=job.share)
         except EmptyBatchError:
             empty = True
         state = maker.take_state()

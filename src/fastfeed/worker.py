@@ -28,11 +28,13 @@ from fastfeed.collating.pack import Packed, pack
 from fastfeed.errors import EmptyBatchError
 from fastfeed.resume import START, Place
 from fastfeed.slots.writer import SlotWriter
+from fastfeed.topology import pin_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.connection import Connection
 
+    from fastfeed.decoding.defer import DeviceSide
     from fastfeed.parcel import Parcel
     from fastfeed.slots.channel import Channel
     from fastfeed.slots.region import Region
@@ -64,6 +66,10 @@ class WorkerSetup:
     """The epoch's number, if the user has told it since the data set was pickled or forked."""
     snapshot_every: int = 1
     """An iterable data set that has a state is asked for it after so many batches."""
+    device: DeviceSide | None = None
+    """What the trainer's device does with the batches, if they go there."""
+    cores: tuple[int, ...] = ()
+    """Where to run, if not just anywhere."""
 
 
 class Job(NamedTuple):
@@ -76,6 +82,8 @@ class Job(NamedTuple):
     freed: list[Sequence[tuple[int, int]]]
     told: int | None = None
     """At the beginning of an epoch: its number, if the user told it to the trainer's data set."""
+    share: float = 0.0
+    """Share of the pictures whose decoding is left to the GPU."""
 
 
 class Result(NamedTuple):
@@ -155,6 +163,8 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal_handling._set_worker_signal_handlers()  # type: ignore[attr-defined]  # noqa: SLF001
     torch.set_num_threads(1)
+    if setup.cores:
+        pin_to(setup.cores)  # what it refuses was said in the trainer
     gc.freeze()  # marking what the fork copied would make its pages this process's own
     _Watch(setup.trainer).start()
     writer = SlotWriter(region)
@@ -237,7 +247,9 @@ class Maker:
     """A worker's fetcher, and when to ask the data set for its state."""
 
     def __init__(self, setup: WorkerSetup, source: Source) -> None:
-        self.fetcher = make_fetcher(source, threads=setup.threads, place=setup.place)
+        self.fetcher = make_fetcher(
+            source, threads=setup.threads, place=setup.place, device=setup.device
+        )
         self.iterable = source.kind == _DatasetKind.Iterable
         self.keeps_state = isinstance(self.fetcher, TorchFetcher) and self.state() is not None
         self._every = setup.snapshot_every if self.iterable else 1
@@ -285,7 +297,7 @@ def _work(
     packed: Packed | None
     try:
         try:
-            batch = maker.fetcher.fetch(job.index, job.epoch, writer)
+            batch = maker.fetcher.fetch(job.index, job.epoch, writer, share=job.share)
         except EmptyBatchError:
             packed = None
         else:

@@ -19,8 +19,8 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Pipe, wait
+from typing import TYPE_CHECKING
 
 from fastfeed.arrival import ProcessArrival
 from fastfeed.collating.failure import death
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
+    from fastfeed.arrival import Ask
     from fastfeed.collating.fetch import Source
     from fastfeed.worker import WorkerSetup
 
@@ -43,12 +44,14 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
 _GRACE_S, _TERM_S = 1.5, 0.5
 
+# What the selector says of the pipe that interrupts a wait; workers have their numbers.
+_WOKEN = -1
 # How many workers that were silent after their fork may be forked again.
 _REPLACEMENTS = 5
 
 
 class WorkerPool:
-    """Workers 0 to n - 1. Used by one thread at a time."""
+    """Workers 0 to n - 1. One thread may receive while another sends."""
 
     def __init__(
         self,
@@ -62,6 +65,8 @@ class WorkerPool:
         self._pid = os.getpid()
         self._workers: list[WorkerProcess] = []
         self._selector = selectors.DefaultSelector()
+        self._lock = threading.RLock()  # not held while waiting
+        self._wake: tuple[Connection, Connection] | None = None
         self._closed = False
         self._results: deque[ProcessArrival] = deque()
         self._life: tuple[Connection, ...] = ()
@@ -122,30 +127,34 @@ class WorkerPool:
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
         """Have a worker begin an epoch; `told` is what the user told the data set that it is."""
         self._must_be_open()
-        free = self._workers[worker].lender.returned()
-        self._post(worker, Job(generation, None, None, 0, free, told))
+        with self._lock:
+            free = self._workers[worker].lender.returned()
+            self._post(worker, Job(generation, None, None, 0, free, told))
 
-    def send(self, worker: int, *, generation: int, number: int, index: Any, epoch: int) -> None:
+    def send(self, worker: int, ask: Ask) -> None:
         """Give a worker a job, and with it the memory that became free.
 
         A worker that is dead gets nothing; `receive` says so, after what it sent before.
         """
         self._must_be_open()
-        own = self._workers[worker]
-        self._post(worker, Job(generation, number, index, epoch, own.lender.returned()))
+        with self._lock:
+            free = self._workers[worker].lender.returned()
+            job = Job(ask.generation, ask.number, ask.index, ask.epoch, free, share=ask.share)
+            self._post(worker, job)
 
     def _post(self, worker: int, job: Job) -> None:
-        own = self._workers[worker]
         try:
-            own.post(job)
-            if own.channel.crowded:
-                self._selector.modify(own.channel, _READ | _WRITE, worker)
+            with self._lock:
+                own = self._workers[worker]
+                own.post(job)
+                if own.channel.crowded:
+                    self._selector.modify(own.channel, _READ | _WRITE, worker)
         except BaseException:
             self._cut_off()
             raise
 
     def receive(self, timeout: float | None) -> ProcessArrival | None:
-        """Return the next result, waiting for it; None if the time is over.
+        """Return the next result, waiting for it; None if the time is over, or `interrupt` came.
 
         Whatever it raises, the workers are stopped: a message may be half read, or a dead worker
         half replaced.
@@ -161,23 +170,39 @@ class WorkerPool:
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not self._results:
             events = self._wait(until)
-            if not events:
+            if not events or any(key.data == _WOKEN for key, _ in events):
                 return None
-            # What a worker sent before its end is there when the end is seen.
-            ended = {key.data for key, _ in events if isinstance(key.fileobj, int)}
-            ready = sorted({key.data for key, _ in events})
-            empty = [number for number in ready if not self._take_in(number, ended=ended)]
-            dead = [number for number in empty if number in ended]
-            if dead and not self._results:
-                error = self._dead(dead[0])
-                if self._replaced >= self._restarts:
-                    raise error
-                log.warning("%s. Another one takes its place", error)
-                self._replaced += 1
-                self._replace(dead[0])
-        arrival = self._results.popleft()
-        self._workers[arrival.result.worker].done(arrival.result)
-        return arrival
+            with self._lock:
+                self._answer(events)
+        with self._lock:
+            arrival = self._results.popleft()
+            self._workers[arrival.result.worker].done(arrival.result)
+            return arrival
+
+    def _answer(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        """Take in what workers sent, and replace one that has died."""
+        # What a worker sent before its end is there when the end is seen.
+        ended = {key.data for key, _ in events if isinstance(key.fileobj, int)}
+        ready = sorted({key.data for key, _ in events})
+        empty = [number for number in ready if not self._take_in(number, ended=ended)]
+        dead = [number for number in empty if number in ended]
+        if dead and not self._results:
+            error = self._dead(dead[0])
+            if self._replaced >= self._restarts:
+                raise error
+            log.warning("%s. Another one takes its place", error)
+            self._replaced += 1
+            self._replace(dead[0])
+
+    def watch_for_interrupts(self) -> None:
+        """Prepare for `interrupt`; it takes two descriptors."""
+        self._wake = Pipe(duplex=False)
+        self._selector.register(self._wake[0], _READ, _WOKEN)
+
+    def interrupt(self) -> None:
+        """Have a `receive` that waits in another thread return None, now and from now on."""
+        if self._wake is not None:
+            self._wake[1].send_bytes(b"")
 
     def _take_in(self, number: int, *, ended: set[int]) -> bool:
         """Take what a worker sent, and say whether it was anything."""
@@ -215,9 +240,10 @@ class WorkerPool:
             )
             if events or time.monotonic() >= until:
                 return events
-            for number, own in enumerate(self._workers):
-                if not own.reported and own.silent_at <= time.monotonic():
-                    self._replace_silent(number)
+            with self._lock:
+                for number, own in enumerate(self._workers):
+                    if not own.reported and own.silent_at <= time.monotonic():
+                        self._replace_silent(number)
 
     def _replace_silent(self, number: int) -> None:
         """Fork a worker anew that was silent from the start, and give it the same jobs.
@@ -304,8 +330,8 @@ class WorkerPool:
             _wait_for(living, seconds)
         if self._parcel is not None:
             self._parcel.close()
-        for life in self._life:  # workers die when it closes, so it comes last
-            life.close()
+        for end in (*self._life, *(self._wake or ())):  # workers die when it closes: it comes last
+            end.close()
         self._selector.close()
         for own in self._workers:
             own.let_go()

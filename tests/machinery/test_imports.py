@@ -16,7 +16,7 @@ TOOL = ROOT / "tools" / "shard_builder" / "fastfeed_shard"
 # Each part may import those before it (and itself). Parts on one line know nothing of each other.
 ORDER = [
     {"version", "errors"},
-    {"topology", "stats", "plan", "shardfile", "resume"},
+    {"topology", "stats", "plan", "shardfile", "resume", "tuner"},
     {"options"},
     {"policy", "storage", "fields", "transform"},
     {"reading", "sampler", "decoding", "slots"},
@@ -24,7 +24,7 @@ ORDER = [
     {"readahead", "parcel", "indices"},
     {"feed", "worker", "progress"},
     {"arrival"},
-    {"process", "inprocess"},
+    {"process", "inprocess", "device"},
     {"workers", "threads", "dataset"},
     {"iteration"},
     {"loader"},
@@ -34,14 +34,16 @@ ORDER = [
 DOORS = {
     "fsspec": {"storage"},
     "zstandard": {"decoding"},
-    "PIL": {"decoding"},
-    "simplejpeg": {"decoding"},
-    "ctypes": {"decoding"},
+    "PIL": {"decoding", "device"},
+    "simplejpeg": {"decoding", "device"},
+    "ctypes": {"decoding", "device"},
+    "triton": {"device"},
+    "torchvision": {"device"},
     "cv2": set(),
     "accelerate": {"integrations"},
     "transformers": {"integrations"},
     "ray": {"integrations"},
-    "nvidia": {"decoding"},
+    "nvidia": {"device"},
 }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastfeed.collating.collate import Writer
+    from fastfeed.decoding.defer import DeviceSide
     from fastfeed.resume import Place
 
 
@@ -39,10 +40,11 @@ class Source:
 class Fetcher(Protocol):
     """Makes batches in a worker."""
 
-    def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:
+    def fetch(self, indices: Any, epoch: int, writer: Writer, *, share: float) -> Any:
         """Return a batch, whose tensors may lie in `writer`'s memory.
 
-        Raises EmptyBatchError if all its samples were skipped.
+        `share` of its pictures are left to the GPU, where the data set can do that. Raises
+        EmptyBatchError if all its samples were skipped.
         """
         ...
 
@@ -74,7 +76,7 @@ class TorchFetcher:
         )
         self._skip = load_iterator(self._fetcher, place)
 
-    def fetch(self, indices: Any, epoch: int, writer: Writer) -> Any:  # noqa: ARG002
+    def fetch(self, indices: Any, epoch: int, writer: Writer, *, share: float) -> Any:  # noqa: ARG002
         """Return the batch that torch's worker would return."""
         if epoch != self._epoch and self._shards is not None:
             self._shards.set_epoch(epoch)
@@ -169,10 +171,17 @@ def shards_under(dataset: Any) -> Any:
     return None
 
 
-def make_fetcher(source: Source, *, threads: int, place: Place = START) -> Fetcher:
-    """Return the data set's own fetcher if it has one and nothing stands between, else torch's."""
+def has_own_fetcher(source: Source) -> bool:
+    """Say whether the data set makes its batches itself: nothing stands between."""
     own = getattr(source.dataset, "fastfeed_fetcher", None)
-    if own is not None and source.auto_collation and source.collate_fn is default_collate:
-        fetcher: Fetcher = own(threads=threads)
+    return own is not None and source.auto_collation and source.collate_fn is default_collate
+
+
+def make_fetcher(
+    source: Source, *, threads: int, place: Place = START, device: DeviceSide | None = None
+) -> Fetcher:
+    """Return the data set's own fetcher if it has one and nothing stands between, else torch's."""
+    if has_own_fetcher(source):
+        fetcher: Fetcher = source.dataset.fastfeed_fetcher(threads=threads, device=device)
         return fetcher
     return TorchFetcher(source, place)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    import torch
+    from fastfeed.collating.collate import Writer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +55,21 @@ class Ragged:
 
     def tobytes(self, index: int) -> bytes:
         """Return a copy of one item as bytes."""
-        return self[index].numpy().tobytes()
+        return self[index].cpu().numpy().tobytes()
 
     def to_list(self) -> list[bytes]:
         """Return a copy of every item as bytes."""
-        array = self.data.numpy()
+        array = self.data.cpu().numpy()
         pairs = zip(self.starts.tolist(), self.sizes.tolist(), strict=True)
         return [array[start : start + size].tobytes() for start, size in pairs]
+
+
+def gather(pieces: Sequence[Any], writer: Writer) -> Ragged:
+    """Copy byte strings of any lengths into one buffer that goes to the trainer."""
+    sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    starts = np.zeros(len(pieces), dtype=np.int64)
+    np.cumsum(sizes[:-1], out=starts[1:])
+    data = writer.empty((int(sizes.sum()),), np.uint8)
+    for start, size, piece in zip(starts, sizes, pieces, strict=True):
+        data[start : start + size] = np.frombuffer(piece, dtype=np.uint8)
+    return Ragged(torch.from_numpy(data), torch.from_numpy(starts), torch.from_numpy(sizes))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from fastfeed.decoding.defer import Deferred, DeviceSide, defer_image
 from fastfeed.decoding.draw import Draw
 from fastfeed.decoding.picture import (
     JPEG_DECODERS,
@@ -26,7 +27,13 @@ from fastfeed.decoding.values import (
     move_points,
 )
 from fastfeed.decoding.window import Window, draw_window, fixed_size, same_window
-from fastfeed.errors import DecodeError, MissingFieldError, OptionError, located
+from fastfeed.errors import (
+    DecodeError,
+    FastfeedError,
+    MissingFieldError,
+    OptionError,
+    located,
+)
 from fastfeed.fields import (
     Array,
     Boxes,
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_NOTHING_LEFT: Final = MappingProxyType[str, Deferred]({})
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
@@ -100,20 +108,75 @@ class SampleDecoder:
             for o in self._outputs
         )
 
+    @property
+    def pictures(self) -> list[str]:
+        """Outputs that a device may decode: pictures whose rows have one shape, of 8 bits."""
+        return [
+            output.name
+            for output in self._outputs
+            if output.name in self.layout
+            and isinstance(output.field, Image)
+            and self.layout[output.name].dtype == np.uint8
+        ]
+
+    def defer(
+        self,
+        sources: Mapping[str, memoryview | None],
+        *,
+        draw: tuple[int, int, int],
+        side: DeviceSide,
+    ) -> dict[str, Deferred] | None:
+        """Return a sample's `pictures` for a device to decode; None if one is not for it."""
+        left: dict[str, Deferred] = {}
+        for name in self.pictures:
+            output = next(one for one in self._outputs if one.name == name)
+            there = (sources.get(one) for one in output.field.names)
+            data = next((one for one in there if one is not None), None)
+            leader = left[output.leader].window if output.leader in left else None
+            if data is None or (output.leader is not None and leader is None):
+                return None
+            window_of = self._window_of(output, draw, leader)
+            try:
+                found = defer_image(data, cast("Image", output.field), window_of, side)
+            except FastfeedError:  # the CPU says it again, with all that belongs to it
+                return None
+            if found is None:
+                return None
+            left[name] = found
+        return left
+
+    @staticmethod
+    def _window_of(
+        output: _Output, draw: tuple[int, int, int], leader: Window | None
+    ) -> Callable[[int, int], Window]:
+        """Return the function that gives a picture's window once its size is known."""
+
+        def window_of(height: int, width: int) -> Window:
+            if leader is not None:
+                return same_window(leader, height, width)
+            field = cast("Image | Mask", output.field)
+            return draw_window(field.transforms, height, width, Draw(draw, output.name))
+
+        return window_of
+
     def decode(
         self,
         sources: Mapping[str, memoryview | None],
         *,
         draw: tuple[int, int, int],
         rows: Mapping[str, NDArray[Any]],
+        left: Mapping[str, Deferred] = _NOTHING_LEFT,
     ) -> dict[str, Any]:
         """Decode one sample: outputs of `layout` into `rows`, the others returned by name.
 
-        `draw` is (seed, epoch, sample). Raises MissingFieldError and DecodeError with the field.
+        `draw` is (seed, epoch, sample); outputs that are `left` to a device are passed over.
+        Raises MissingFieldError and DecodeError with the field.
         """
         values: dict[str, Any] = {}
-        windows: dict[str, Window] = {}
+        windows = {name: picture.window for name, picture in left.items()}
         for output in self._outputs:
+            if output.name in left:
+                continue
             source, data = _find(output, sources)
             with located(field=source):
                 value = self._value(output, data, draw, rows.get(output.name), windows)
@@ -134,15 +197,10 @@ class SampleDecoder:
     ) -> Any:
         field = output.field
         if isinstance(field, Image | Mask):
-            leader = windows.get(output.leader or "")
+            draw_one = self._window_of(output, draw, windows.get(output.leader or ""))
 
             def window_of(height: int, width: int) -> Window:
-                if leader is not None:
-                    window = same_window(leader, height, width)
-                else:
-                    stream = Draw(draw, output.name)
-                    window = draw_window(field.transforms, height, width, stream)
-                windows[output.name] = window
+                windows[output.name] = window = draw_one(height, width)
                 return window
 
             if isinstance(field, Mask):
@@ -180,6 +238,31 @@ def compile_fields(
 ) -> SampleDecoder:
     """Return the decoder of a sample's fields; OptionError if they do not fit together."""
     return SampleDecoder(fields, jpeg_decoders=jpeg_decoders)
+
+
+def without_normalize(
+    fields: Mapping[str, Field],
+) -> tuple[dict[str, Field], dict[str, Normalize]]:
+    """Return the fields with pictures of a fixed size left as uint8, and what they then lack."""
+    layout = compile_fields(fields).layout
+    bare: dict[str, Field] = dict(fields)
+    normalize: dict[str, Normalize] = {}
+    for name, field in fields.items():
+        if not isinstance(field, Image) or name not in layout or field.dtype != "uint8":
+            continue
+        if field.transforms and isinstance(field.transforms[-1], Normalize):
+            normalize[name] = field.transforms[-1]
+            bare[name] = Image(
+                field.names,
+                *field.transforms[:-1],
+                mode=field.mode,
+                dtype=field.dtype,
+                exif=field.exif,
+                like=field.like,
+                max_pixels=field.max_pixels,
+                truncated=field.truncated,
+            )
+    return bare, normalize
 
 
 def _in_order(fields: Mapping[str, Field]) -> list[_Output]:

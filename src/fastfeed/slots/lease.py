@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from enum import Enum
@@ -89,7 +90,7 @@ class Lease:
 
 
 class Lender:
-    """Knows what is lent of one region. Used by the consumer's thread alone.
+    """Knows what is lent of one region; threads may open leases and take extents back at a time.
 
     Tensors die in any thread, even inside the garbage collector, so a death only appends to a
     queue (atomic, takes no lock); the queue is emptied by `returned`. In a forked copy of the
@@ -99,6 +100,8 @@ class Lender:
     def __init__(self, region: Region) -> None:
         self.region = region
         self.closed = False
+        # Reentrant: what dies while it is held may end a loader, and that closes its lenders.
+        self._lock = threading.RLock()
         self.died: deque[_Watch] = deque()
         self._lent: set[Lease] = set()
         self._free: list[Sequence[tuple[int, int]]] = []
@@ -114,39 +117,42 @@ class Lender:
     def open(self, extents: Sequence[tuple[int, int]]) -> Lease:
         """Return a lease over a batch's extents."""
         lease = Lease(self, extents)
-        self._lent.add(lease)
+        with self._lock:
+            self._lent.add(lease)
         return lease
 
     def settle(self, lease: Lease) -> None:
         """Take the extents of a lease back if it is over."""
-        if lease.end() and lease in self._lent:
-            self._lent.remove(lease)
-            if lease.extents and self._is_shared(lease):
-                self._held.append(lease)
-            elif lease.extents:
-                self._free.append(lease.extents)
+        with self._lock:
+            if lease.end() and lease in self._lent:
+                self._lent.remove(lease)
+                if lease.extents and self._is_shared(lease):
+                    self._held.append(lease)
+                elif lease.extents:
+                    self._free.append(lease.extents)
 
     @property
     def lent(self) -> int:
         """How many batches are lent now."""
-        self._bury()
-        return len(self._lent)
+        with self._lock:
+            self._bury()
+            return len(self._lent)
 
     def returned(self) -> list[Sequence[tuple[int, int]]]:
         """Return the extents of each batch that ended since the last call."""
-        self._bury()
-        for witness in list(self.witnesses):  # another thread may be adding one
-            if witness.gone():
-                self.witnesses.remove(witness)
-        if self._held:
+        with self._lock:
+            self._bury()
+            for witness in list(self.witnesses):  # another thread may be adding one
+                if witness.gone():
+                    self.witnesses.remove(witness)
             held, self._held = self._held, []
             for lease in held:
                 if self._is_shared(lease):
                     self._held.append(lease)
                 else:
                     self._free.append(lease.extents)
-        free, self._free = self._free, []
-        return free
+            free, self._free = self._free, []
+            return free
 
     def _is_shared(self, lease: Lease) -> bool:
         """Say whether a fork that still lives was made while the lease was lent."""
@@ -154,13 +160,14 @@ class Lender:
 
     def close(self) -> None:
         """Forget what is lent, for the worker is gone; living arrays keep their memory mapped."""
-        self.closed = True
-        for lease in self._lent:
-            lease.drop_watches()
-        self._lent.clear()
-        self._held.clear()
-        self.witnesses.clear()
-        self.died.clear()
+        with self._lock:
+            self.closed = True
+            for lease in self._lent:
+                lease.drop_watches()
+            self._lent.clear()
+            self._held.clear()
+            self.witnesses.clear()
+            self.died.clear()
 
     def _bury(self) -> None:
         while self.died:

@@ -1,0 +1,127 @@
+"""Reads from a JPEG's segments of which kind it is, in a few steps and without decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+Subsampling = Literal["444", "422", "420", "440", "411", "410", "gray", "other"]
+Space = Literal["gray", "YCbCr", "RGB", "CMYK", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a JPEG's header says of how it is coded; decides which decoders can do it."""
+
+    subsampling: Subsampling
+    progressive: bool = False
+    """In ever finer scans, Huffman coded."""
+    components: int = 3
+    precision: int = 8
+    baseline: bool = True
+    """Sequential, Huffman coded, 8 bits: what the first of the coding processes writes."""
+    interleaved: bool = True
+    """Whether the first scan holds all components; so it is the only one of a baseline file."""
+    space: Space = "YCbCr"
+
+    @property
+    def is_common(self) -> bool:
+        """Return whether cameras and programs write such files; not the CMYK of printers."""
+        common = self.space in {"gray", "YCbCr"} and (self.baseline or self.progressive)
+        return common and self.precision == 8
+
+
+_SCAN, _END = 0xDA, 0xD9
+_JFIF, _ADOBE = 0xE0, 0xEE
+# Frames of all coding processes; the three numbers left out are tables and reserved.
+_FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_BASELINE, _PROGRESSIVE = 0xC0, 0xC2
+# Markers that no length follows: restarts and the start of a picture.
+_BARE: Final = frozenset({0x01, *range(0xD0, 0xD9)})
+# Sampling of the luma, if both chroma planes have one sample a block.
+_SUBSAMPLINGS: Final[dict[int, Subsampling]] = {
+    0x11: "444",
+    0x21: "422",
+    0x22: "420",
+    0x12: "440",
+    0x41: "411",
+    0x42: "410",
+}
+# More segments than any program writes; a bound for hostile files.
+_SEGMENTS: Final = 10_000
+
+
+class _Frame(NamedTuple):
+    process: int
+    precision: int
+    samplings: tuple[int, ...]
+    names: bytes
+
+
+def read_kind(data: memoryview) -> Kind | None:
+    """Return the kind of a JPEG, or None for what is no JPEG or ends before its first scan."""
+    if bytes(data[:2]) != b"\xff\xd8":
+        return None
+    place, frame, jfif, adobe = 2, None, False, -1
+    for _ in range(_SEGMENTS):
+        while bytes(data[place : place + 2]) == b"\xff\xff":  # fill bytes before a marker
+            place += 1
+        if place + 4 > len(data) or data[place] != 0xFF or data[place + 1] == _END:
+            return None
+        marker = data[place + 1]
+        if marker in _BARE:
+            place += 2
+            continue
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        segment = data[place + 4 : place + 2 + length]
+        if marker in _FRAMES:
+            frame = _read_frame(marker, segment)
+        elif marker == _JFIF and bytes(segment[:5]) == b"JFIF\0":
+            jfif = True
+        elif marker == _ADOBE and bytes(segment[:5]) == b"Adobe" and len(segment) >= 12:
+            adobe = segment[11]
+        elif marker == _SCAN:
+            return None if frame is None or not segment else _kind(frame, segment[0], jfif, adobe)
+        place += 2 + max(2, length)
+    return None
+
+
+def _read_frame(process: int, segment: memoryview) -> _Frame | None:
+    count = segment[5] if len(segment) > 5 else 0
+    # A height of 0 is told after the picture; no decoder of ours waits for it.
+    if count == 0 or len(segment) < 6 + 3 * count or not (segment[1] or segment[2]):
+        return None
+    parts = range(6, 6 + 3 * count, 3)
+    samplings = tuple(segment[part + 1] for part in parts)
+    return _Frame(process, segment[0], samplings, bytes(segment[part] for part in parts))
+
+
+def _kind(frame: _Frame, scanned: int, jfif: bool, adobe: int) -> Kind:  # noqa: FBT001
+    count = len(frame.samplings)
+    return Kind(
+        subsampling=_subsampling(frame.samplings),
+        progressive=frame.process == _PROGRESSIVE,
+        components=count,
+        precision=frame.precision,
+        baseline=frame.process == _BASELINE and frame.precision == 8,
+        interleaved=scanned == count,
+        space=_space(frame, jfif=jfif, adobe=adobe),
+    )
+
+
+def _subsampling(samplings: tuple[int, ...]) -> Subsampling:
+    # Other numbers in the same ratio mean the same, but engines are not seen to agree on that.
+    if samplings == (0x11,):
+        return "gray"
+    if len(samplings) == 3 and samplings[1:] == (0x11, 0x11):
+        return _SUBSAMPLINGS.get(samplings[0], "other")
+    return "other"
+
+
+def _space(frame: _Frame, *, jfif: bool, adobe: int) -> Space:
+    """Return the colour space by the rules of libjpeg: JFIF first, then Adobe, then the names."""
+    count = len(frame.samplings)
+    if count == 3 and not jfif and (adobe == 0 or (adobe < 0 and frame.names == b"RGB")):
+        return "RGB"
+    spaces: dict[int, Space] = {1: "gray", 3: "YCbCr", 4: "CMYK"}
+    return spaces.get(count, "other")

@@ -1,0 +1,1 @@
+"""Slot -> GPU: batches copied beside the training step, pictures decoded there."""

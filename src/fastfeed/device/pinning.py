@@ -1,0 +1,120 @@
+"""Pinned slots: the used part of each worker's region is registered once, in the background."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import weakref
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastfeed.device.device import Device
+    from fastfeed.slots.region import Region
+
+log = logging.getLogger("fastfeed")
+
+_STEP = 8 << 20
+"""Pieces of a region are registered in multiples of this; a copy cannot reach over two of them."""
+
+
+_living: weakref.WeakSet[Pinner] = weakref.WeakSet()
+
+
+class Pinner:
+    """Registers memory of regions up to a budget, in a thread of its own: it takes 0.6 s a GiB.
+
+    Until a piece is registered, and beyond the budget, copies from it are slower and hold up the
+    thread that copies, but are as right.
+    """
+
+    def __init__(self, device: Device, *, budget: int) -> None:
+        self._device = device
+        self._budget = budget
+        _living.add(self)
+        self._asked: dict[int, int] = {}  # region's base -> bytes asked for
+        self._regions: dict[int, Region] = {}  # kept, for their memory is registered
+        self._borders: dict[int, list[int]] = {}  # base -> ends of the registered pieces
+        self._jobs: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.nbytes = 0
+        """Bytes that are registered."""
+        self.refused: str | None = None
+        """Why no more is registered, if so."""
+
+    def use(self, region: Region, stop: int) -> None:
+        """Have the first `stop` bytes of a region registered."""
+        asked = self._asked.get(region.base, 0)
+        if stop <= asked or self.refused is not None:
+            return
+        stop = min(-(-stop // _STEP) * _STEP, region.capacity)
+        # One budget for all loaders of the process: training and validation share it.
+        if sum(one.asked for one in list(_living)) + stop - asked > self._budget:
+            self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")
+            return
+        self._asked[region.base] = stop
+        self._regions[region.base] = region
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="fastfeed-pin", daemon=True)
+            self._thread.start()
+        self._jobs.put((region.base, asked, stop))
+
+    @property
+    def asked(self) -> int:
+        """Bytes that are registered, or are going to be."""
+        return sum(self._asked.values())
+
+    def pieces(self, address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts [start, stop) of memory at `address` that may be copied at once."""
+        borders = self._borders_of(address)
+        start = 0
+        while start < nbytes:
+            i = bisect_right(borders, address + start)
+            stop = min(nbytes, borders[i] - address) if i < len(borders) else nbytes
+            yield start, stop
+            start = stop
+
+    def _borders_of(self, address: int) -> list[int]:
+        for base, region in list(self._regions.items()):
+            if base <= address < base + region.capacity:
+                return self._borders.get(base, [])
+        return []
+
+    def _run(self) -> None:
+        self._device.enter_thread()
+        while (job := self._jobs.get()) is not None:
+            base, start, stop = job
+            why = None if self.refused else self._device.pin(base + start, stop - start)
+            if self.refused is None and why is None:
+                self._borders.setdefault(base, []).append(base + stop)
+                self.nbytes += stop - start
+            elif why is not None:
+                self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        log.warning(
+            "pinned memory: %s; %.0f MiB are pinned, other batches are copied to the GPU from "
+            "ordinary memory, which is slower. Raise pinned_budget= or `ulimit -l`, or use fewer "
+            "workers",
+            why,
+            self.nbytes / 2**20,
+        )
+
+    def close(self) -> None:
+        """Undo all registrations; no copy may be under way."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+        self.refused = "closed"
+        for base, borders in self._borders.items():
+            start = base
+            for border in borders:
+                self._device.unpin(start)
+                start = border
+        self._borders.clear()
+        self._regions.clear()
+        self._asked.clear()

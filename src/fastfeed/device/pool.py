@@ -1,0 +1,319 @@
+"""Workers whose batches go to a device: a pool in front of a pool, with two threads of its own.
+
+One thread receives what the workers send, the other moves batches to the device a few ahead of the
+loop (`Stage`). The loop sends jobs and takes results as from any pool. Success: every result comes
+through, and its batch is on the device when it is opened. Failure: what a batch's move raised is
+raised when its turn comes; a dead worker is raised by `receive`, as ever. Cancellation: `close`
+ends both threads before the workers, and waits for no more than the copy that is under way.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from fastfeed.errors import DeviceError, EmptyBatchError
+from fastfeed.indices import count_samples
+from fastfeed.policy import FeedReport
+
+if TYPE_CHECKING:
+    from fastfeed.arrival import Arrival, Ask, Opened, Pool
+    from fastfeed.device.output import Output
+    from fastfeed.device.share import Share
+    from fastfeed.device.stage import Moved, Stage
+    from fastfeed.slots.region import Region
+    from fastfeed.worker import Result
+
+AHEAD = 3
+"""Batches that wait on the device at the most; one that the loop wants goes there in any case."""
+# Copies under way at a time: one more than one, so that the link never waits for the host.
+_UNDER_WAY = 2
+# Seconds between two looks whether the staging thread still lives.
+_LOOK_S = 5.0
+
+
+class State(Enum):
+    """Where a batch stands; it only moves downwards in this list."""
+
+    ARRIVED = "arrived"
+    """On the host."""
+    STAGED = "staged"
+    """On the device, or failed on the way."""
+    TAKEN = "taken"
+    """Given to the loop, or given up."""
+
+
+class DeviceArrival:
+    """A result whose batch goes to the device."""
+
+    def __init__(self, inner: Arrival, pool: DevicePool) -> None:
+        self._inner = inner
+        self._pool = pool
+        self.state = State.ARRIVED
+        self.staged = threading.Event()
+        self.moved: Moved | None = None
+        self.raised: BaseException | None = None
+        self.skipped = False
+        self.opened: Opened | None = None
+        self.report: FeedReport | None = inner.result.report
+
+    @property
+    def inner(self) -> Arrival:
+        """The result as the worker gave it."""
+        return self._inner
+
+    @property
+    def result(self) -> Result:
+        """What the worker says of it, and what came to light on the device."""
+        return self._inner.result._replace(report=self.report)
+
+    @property
+    def empty(self) -> bool:
+        """Whether all samples of the batch were skipped."""
+        return self._inner.empty or self.skipped
+
+    @property
+    def region(self) -> Region | None:
+        """The worker's memory."""
+        return self._inner.region
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether there is anything for the device."""
+        result = self._inner.result
+        return result.number >= 0 and not (
+            result.ended or self._inner.empty or self._inner.error() is not None
+        )
+
+    def error(self) -> BaseException | None:
+        """Return what was raised for this batch, once it is on the device."""
+        failed = self._inner.error()
+        if failed is not None or not self.has_batch:
+            return failed
+        self._pool.await_staged(self)
+        return self.raised
+
+    def open(self, *, prefetch: int) -> Opened:  # noqa: ARG002 - it has left the host
+        """Return the batch, for the current stream."""
+        return self._pool.take(self)
+
+    def give_up(self) -> None:
+        """Let go of the batch."""
+        self._pool.give_up(self)
+
+
+class DevicePool:
+    """Workers of either kind, with a stage behind them."""
+
+    def __init__(
+        self, inner: Pool, stage: Stage, output: Output, share: Share, *, prefetch: int
+    ) -> None:
+        self._inner = inner
+        self._stage = stage
+        self._output = output
+        self._share = share
+        self._prefetch = prefetch
+        self._results: queue.SimpleQueue[DeviceArrival | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._change = threading.Condition()
+        self._waiting: dict[int, DeviceArrival] = {}  # arrived, by number
+        self._wanted: DeviceArrival | None = None
+        self._staged = 0
+        self._ending = False
+        inner.watch_for_interrupts()
+        self._receiver = threading.Thread(
+            target=self._receive_all, name="fastfeed-receive", daemon=True
+        )
+        self._stager = threading.Thread(target=self._stage_all, name="fastfeed-stage", daemon=True)
+        self._receiver.start()
+        self._stager.start()
+
+    # What the loop asks for
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers were stopped."""
+        # A failure that is still to be received is no end: the results before it come first.
+        return self._ending or (self._inner.closed and self._failure is None)
+
+    def begin(self, worker: int, *, generation: int, told: int | None) -> None:
+        """Have a worker begin an epoch."""
+        self._inner.begin(worker, generation=generation, told=told)
+
+    def send(self, worker: int, ask: Ask) -> None:
+        """Give a worker a job; a dead pool gets none, `receive` says so in its turn."""
+        if self._failure is None:
+            samples = count_samples(ask.index)
+            share = self._share.ask(ask.generation, ask.number, samples=samples)
+            self._inner.send(worker, ask._replace(share=share))
+
+    def receive(self, timeout: float | None) -> DeviceArrival | None:
+        """Return the next result, waiting for it; None if the time is over."""
+        with self._share.waiting():
+            try:
+                arrival = self._results.get(timeout=timeout)
+            except queue.Empty:
+                return None
+        if arrival is None:
+            self._results.put(None)  # the end stays the end
+            if self._failure is not None:
+                raise self._failure
+        return arrival
+
+    def watch_for_interrupts(self) -> None:
+        """Nothing stands behind this pool."""
+
+    def interrupt(self) -> None:
+        """Have a `receive` that waits in another thread return None."""
+        self._results.put(None)
+
+    def close(self, **grace: float) -> None:
+        """End the threads, then the workers; does nothing the second time."""
+        with self._change:
+            if self._ending:
+                return
+            self._ending = True
+            self._change.notify_all()
+        if not self._inner.closed:
+            self._inner.interrupt()
+        for thread in (self._receiver, self._stager):
+            if thread is not threading.current_thread():
+                thread.join()
+        self._waiting.clear()
+        self._inner.close(**grace)
+        if self._stage.pinner is not None:
+            self._stage.pinner.close()
+
+    # What arrivals ask for
+
+    def await_staged(self, arrival: DeviceArrival) -> None:
+        """Wait until a batch is on the device; it goes first."""
+        with self._change:
+            self._wanted = arrival
+            self._change.notify_all()
+        with self._share.waiting():
+            while not arrival.staged.wait(_LOOK_S):
+                if not self._stager.is_alive():
+                    raise DeviceError(
+                        "the thread that moves batches to the device has ended",
+                        way_out="Make a new iterator",
+                    )
+
+    def take(self, arrival: DeviceArrival) -> Opened:
+        """Return a batch for the current stream."""
+        moved = arrival.moved
+        if moved is None or arrival.opened is None:
+            raise RuntimeError("a batch that is not on the device is not delivered")
+        self._leave(arrival)
+        batch = self._output.deliver(moved)
+        self._share.delivered(arrival.result, moved)
+        arrival.moved = None
+        return arrival.opened._replace(batch=batch)
+
+    def give_up(self, arrival: DeviceArrival) -> None:
+        """Let go of a batch, wherever it is."""
+        result = arrival.result
+        self._share.forget(result.generation, result.number)
+        with self._change:
+            waits = self._waiting.pop(id(arrival), None) is not None
+        if waits or not arrival.has_batch:
+            arrival.inner.give_up()
+            return
+        arrival.staged.wait()  # the stage has begun with it
+        self._leave(arrival)
+        arrival.moved = None
+
+    def _leave(self, arrival: DeviceArrival) -> None:
+        with self._change:
+            if arrival.state is State.STAGED:
+                self._staged -= 1
+            arrival.state = State.TAKEN
+            self._change.notify_all()
+
+    # The threads
+
+    def _receive_all(self) -> None:
+        """Take in what workers send, until the end."""
+        try:
+            while not self._ending:
+                inner = self._inner.receive(None)
+                if inner is None:
+                    break
+                arrival = DeviceArrival(inner, self)
+                if arrival.has_batch:
+                    with self._change:
+                        self._waiting[id(arrival)] = arrival
+                        self._change.notify_all()
+                self._results.put(arrival)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
+            self._failure = error
+        self._results.put(None)
+
+    def _stage_all(self) -> None:
+        """Move batches to the device, the first in the loop's order first."""
+        self._stage.device.enter_thread()
+        under_way: deque[Moved] = deque()
+        while True:
+            arrival = self._next(idle=not under_way)
+            if arrival is None and not under_way:
+                return
+            if arrival is not None:
+                moved = self._move(arrival)
+                if moved is not None:
+                    under_way.append(moved)
+            if under_way and (arrival is None or len(under_way) >= _UNDER_WAY):
+                # Only now may the slot go back: its tensors die here.
+                _finish(under_way.popleft())
+
+    def _next(self, *, idle: bool) -> DeviceArrival | None:
+        """Return the batch to move next; None if there is none now, or if `idle`, at the end."""
+        with self._change:
+            while not self._ending:
+                wanted, self._wanted = self._wanted, None
+                if wanted is not None and id(wanted) in self._waiting:
+                    return self._waiting.pop(id(wanted))
+                if self._waiting and self._staged < AHEAD:
+                    first = min(self._waiting.values(), key=lambda one: one.result.number)
+                    return self._waiting.pop(id(first))
+                if not idle:
+                    return None
+                self._change.wait()
+        return None
+
+    def _move(self, arrival: DeviceArrival) -> Moved | None:
+        """Move one batch; what fails is kept for its turn."""
+        moved: Moved | None = None
+        try:
+            opened = arrival.inner.open(prefetch=self._prefetch)
+            region, pinner = arrival.region, self._stage.pinner
+            if region is not None and pinner is not None:
+                stop = max((extent[1] for extent in arrival.result.extents), default=0)
+                pinner.use(region, stop)
+            moved = self._stage.move(opened.batch)
+            if isinstance(arrival.report, FeedReport):
+                arrival.report.take_in(moved.report)
+            arrival.opened = opened._replace(batch=None)
+            arrival.moved = moved
+        except EmptyBatchError:
+            arrival.skipped = True
+            if isinstance(arrival.report, FeedReport):
+                arrival.report.take_in(self._stage.take_report())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
+            arrival.raised = error
+        with self._change:
+            if arrival.state is State.ARRIVED:
+                arrival.state = State.STAGED
+                self._staged += 1
+        arrival.staged.set()
+        return moved
+
+
+def _finish(moved: Moved) -> None:
+    """Wait until a batch's copies are done; what failed shows at the batch itself."""
+    try:
+        moved.mark.wait()
+    except DeviceError:
+        return
