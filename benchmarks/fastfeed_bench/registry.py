@@ -12,8 +12,20 @@ from fastfeed.errors import OptionError
 if TYPE_CHECKING:
     from fastfeed_bench.model import Benchmark
 
-NAMES = ("jpeg-cpu", "work", "transport", "shard-read", "startup", "build", "steady")
+NAMES = (
+    "jpeg-cpu",
+    "work",
+    "transport",
+    "shard-read",
+    "startup",
+    "build",
+    "steady",
+    "h2d",
+    "jpeg-gpu",
+    "train-feed",
+)
 
+_CUDA = "import torch, sys; sys.exit(None if torch.cuda.is_available() else 'no CUDA device')"
 _FIND_TAR = "import shutil, sys; sys.exit(None if shutil.which('tar') else 'no tar command')"
 
 # Peer -> the packages it is (the first that is installed), and the code that tries it.
@@ -25,6 +37,11 @@ _PEERS = {
     "torch-simplejpeg-aten": (("simplejpeg",), "import simplejpeg"),
     "webdataset": (("webdataset",), "import webdataset"),
     "dali-cpu": (("nvidia-dali-cuda130", "nvidia-dali-cuda120"), "import nvidia.dali.fn"),
+    "dali-gpu": (
+        ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+        f"import nvidia.dali.plugin.pytorch; {_CUDA}",
+    ),
+    "torchvision-gpu": (("torchvision",), f"import torchvision.io; {_CUDA}"),
     "tar": ((), _FIND_TAR),
     # The module loads ffmpeg's libraries at the first call only.
     "spdl": (("spdl",), "import spdl.io; spdl.io.demux_config()"),
