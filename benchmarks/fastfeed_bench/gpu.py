@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastfeed_bench.benchmarks.train_feed import labelled
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -83,7 +81,7 @@ def _benchmark(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if not lines:
         return {"name": name, "ratio": None, "equal": False, "cases": [], "exit": done.returncode}
     result: dict[str, Any] = json.loads(lines[-1])
-    return labelled(result) if name == "train-feed" else result
+    return result
 
 
 def _is_good(found: Mapping[str, Any]) -> bool:

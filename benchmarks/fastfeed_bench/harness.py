@@ -99,7 +99,7 @@ def run_benchmark(
     """Run all cases and return the result in the form that `--json` prints."""
     results = [run_case(case, bench) for case in cases]
     ratios = [result["ratio"] for result in results]
-    return {
+    result = {
         "name": benchmark.name,
         "unit": benchmark.unit,
         "higher_is_better": benchmark.higher_is_better,
@@ -109,6 +109,7 @@ def run_benchmark(
         "equal": bool(results) and all(result["equal"] for result in results),
         "cases": results,
     }
+    return benchmark.finish(result)
 
 
 def run_case(case: Case, bench: Bench) -> dict[str, Any]:

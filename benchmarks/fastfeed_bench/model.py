@@ -75,6 +75,8 @@ class Benchmark:
     cases: Callable[[Context], list[Case]]
     peers: tuple[str, ...]
     """Names of the peers and references in its cases."""
+    finish: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    """Adds to the result what no system knows of itself."""
 
 
 class Session(Protocol):

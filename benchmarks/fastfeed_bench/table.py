@@ -52,7 +52,11 @@ def _table(case: Mapping[str, Any], *, unit: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("note", ratio=1, overflow="fold")
     for row in case["rows"]:
-        extras = [f"{name} {value:,}" for name, value in row.items() if name not in _KNOWN]
+        extras = [
+            f"{name} {value}" if isinstance(value, str) else f"{name} {value:,}"
+            for name, value in row.items()
+            if name not in _KNOWN
+        ]
         figures = [_figure(row[name]) for name in ("median", "min", "max")]
         note = "; ".join([*extras, row["note"]])
         # Brackets in a note are text, not markup.

@@ -1,4 +1,4 @@
-"""A device of ordinary memory: copies happen late, so that what is let go too early shows."""
+"""A device of ordinary memory that notices what is let go before its copy is done."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-
-from fastfeed.device.device import Device
 
 
 class FakeMark:
@@ -23,9 +21,9 @@ class FakeMark:
 
 
 class FakeDevice:
-    """Runs what it is asked for at once, except copies, which it does when a mark is waited for.
+    """Copies at once, and looks at the source again when a mark after the copy is waited for.
 
-    So a slot that is given back before its copy is done is read too late, and the batch is wrong.
+    A GPU reads the source at any time up to then, so a slot that is written to before is `torn`.
     """
 
     def __init__(self, *, refuse_pins=None):
@@ -33,6 +31,7 @@ class FakeDevice:
         self.pinned = {}
         self.refuse_pins = refuse_pins
         self.handed_over = 0
+        self.torn = []
         self.threads = set()
         self.fail_at = None  # number of the mark whose wait fails
         self._queue = deque()
@@ -46,9 +45,11 @@ class FakeDevice:
     def work(self):
         yield
 
-    def later(self, what):
+    def copy(self, target, source):
+        target.copy_(source)
+        before = source.clone()
         with self._lock:
-            self._queue.append(what)
+            self._queue.append((source, before))
             self._given += 1
 
     def mark(self):
@@ -57,7 +58,9 @@ class FakeDevice:
     def run_until(self, place):
         with self._lock:
             while self._done < place:
-                self._queue.popleft()()
+                source, before = self._queue.popleft()
+                if not torch.equal(source, before):
+                    self.torn.append(source)
                 self._done += 1
 
     def hand_over(self, tensors, mark):
@@ -79,13 +82,11 @@ class FakeDevice:
 @pytest.fixture
 def fake_device(monkeypatch):
     """Make `device="cuda"` a fake device, and return it."""
-    device: Device = FakeDevice()
+    device = FakeDevice()
     monkeypatch.setattr("fastfeed.device.path.open_device", lambda _: device)
 
-    def fill(self, target, source):
-        if target.numel():
-            device.later(lambda: target.copy_(source))
-
-    # Decoded pictures that lie in the slot are copied late; what is computed from them is not here.
-    monkeypatch.setattr("fastfeed.device.transfer.Transfer.fill", fill)
-    return device
+    monkeypatch.setattr(
+        "fastfeed.device.transfer.Transfer.fill", lambda _, *copied: device.copy(*copied)
+    )
+    yield device
+    assert device.torn == []

@@ -229,7 +229,7 @@ class FakeLibrary:
         self.prepared, self.calls, self.handles = None, 0, 0
 
     def nvjpegCreateEx(self, backend, device_memory, host_memory, flags, handle):
-        assert (backend, flags) == (3, 0b100100)
+        assert (backend, flags) == (3, 0b100101)
         self.handles += self.create == 0
         handle._obj.value = 11 if self.create == 0 else None
         return self.create

@@ -60,9 +60,7 @@ def test_slots_are_pinned_and_let_go(fake_device):
 
 def test_static_output_is_the_same_memory(fake_device):
     """With output="static" each batch is in the tensors of the first one."""
-    loader = ff.DataLoader(
-        Numbers(20), batch_size=4, num_workers=2, device="cuda", output="static"
-    )
+    loader = ff.DataLoader(Numbers(20), batch_size=4, num_workers=2, device="cuda", output="static")
     places = set()
     for number, batch in enumerate(loader):
         places.add((batch["x"].data_ptr(), batch["y"].data_ptr()))

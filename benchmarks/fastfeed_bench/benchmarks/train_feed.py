@@ -137,4 +137,5 @@ BENCHMARK = Benchmark(
     summary="ResNet-18 and ResNet-50 trained on one GPU from JPEG and from ready-made pictures",
     cases=_cases,
     peers=(_SYNTHETIC, "torch", "dali-gpu", "torchvision-gpu"),
+    finish=labelled,
 )

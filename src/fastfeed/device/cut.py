@@ -6,13 +6,13 @@ does one picture after the other. Both are Pillow's antialiased bilinear filter.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fastfeed.decoding.defer import CUT_FIELDS
+from fastfeed.device.triton_kernels import triton_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ def cut_into(
     """
     if not len(rows):
         return
-    kernels = _kernels() if out.is_cuda else None
+    kernels = triton_kernels() if out.is_cuda else None
     if kernels is None:
         for row, picture, cut in zip(rows.tolist(), pictures, cuts.tolist(), strict=True):
             _cut_one(out[row], picture, dict(zip(CUT_FIELDS, cut, strict=True)), whole=whole)
@@ -61,16 +61,6 @@ def cut_into(
     kernels.cut[(-(-height * width // _BLOCK), len(rows))](
         at, told, out, height, width, channels, _BLOCK, num_warps=4
     )
-
-
-@cache
-def _kernels() -> Any:
-    """Return the module of Triton kernels, None if there is no Triton."""
-    try:
-        from fastfeed.device import kernels
-    except ImportError:
-        return None
-    return kernels
 
 
 def _cut_one(out: torch.Tensor, picture: torch.Tensor, cut: dict[str, int], *, whole: bool) -> None:
@@ -104,7 +94,7 @@ def normalize(
     the CPU, then rounded to the type of `out`.
     """
     channels_last = levels.permute(0, 2, 3, 1).is_contiguous() and out.stride() == levels.stride()
-    kernels = _kernels() if levels.is_cuda and channels_last else None
+    kernels = triton_kernels() if levels.is_cuda and channels_last else None
     if kernels is None:
         shape = (1, -1, 1, 1)
         exact = levels.to(torch.float32).div_(255.0)

@@ -84,3 +84,57 @@ def normalize(levels, mean, std, out, count, CHANNELS: tl.constexpr, BLOCK: tl.c
     value = tl.div_rn(value, 255.0) - tl.load(mean + channel)
     value = tl.div_rn(value, tl.load(std + channel))
     tl.store(out + place, value.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def put_marks(memory, table, CHANNELS: tl.constexpr) -> None:
+    # The marks and the guard of one picture; see `fastfeed.device.decoders.places`.
+    cells = table + tl.program_id(0) * 5
+    start, pitch, plane = tl.load(cells), tl.load(cells + 1), tl.load(cells + 2)
+    height, width = tl.load(cells + 3), tl.load(cells + 4)
+    line = tl.arange(0, 16)
+    channel, third = line // 4, line % 4
+    row = (height - 1) * third // 3
+    step = tl.arange(0, 8)
+    column = (tl.maximum(width - 8, 0) * (3 - third) // 3)[:, None] + step[None, :]
+    column = tl.minimum(column, width - 1)
+    place = (start + channel * plane + row * pitch)[:, None] + column
+    value = (row[:, None] * 11 + column * 37 + 0xA5) & 0xFF
+    live = (channel < CHANNELS)[:, None] & (step >= 0)[None, :]
+    tl.store(memory + place, value.to(tl.uint8), mask=live)
+    guard = memory + start + plane * CHANNELS + step
+    tl.store(guard, ((step * 48 + 0xA5) & 0xFF).to(tl.uint8))
+
+
+@triton.jit
+def read_marks(memory, table, seen, CHANNELS: tl.constexpr) -> None:
+    cells = table + tl.program_id(0) * 5
+    start, pitch, plane = tl.load(cells), tl.load(cells + 1), tl.load(cells + 2)
+    height, width = tl.load(cells + 3), tl.load(cells + 4)
+    line = tl.arange(0, 16)
+    channel, third = line // 4, line % 4
+    row = (height - 1) * third // 3
+    step = tl.arange(0, 8)
+    column = (tl.maximum(width - 8, 0) * (3 - third) // 3)[:, None] + step[None, :]
+    column = tl.minimum(column, width - 1)
+    place = (start + channel * plane + row * pitch)[:, None] + column
+    expected = (row[:, None] * 11 + column * 37 + 0xA5) & 0xFF
+    live = (channel < CHANNELS)[:, None] & (step >= 0)[None, :]
+    same = (tl.load(memory + place, mask=live, other=0).to(tl.int64) == expected) & live
+    left = tl.max(tl.min(same.to(tl.int32), axis=1), axis=0)
+
+    pixel = tl.arange(0, 64)
+    corner_row = tl.maximum(height - 8 + pixel // 8, 0)
+    corner_column = tl.maximum(width - 8 + pixel % 8, 0)
+    one = tl.arange(0, 4)
+    corner = (start + one * plane)[:, None] + (corner_row * pitch + corner_column)[None, :]
+    there = (one < CHANNELS)[:, None] & (pixel >= 0)[None, :]
+    bright = tl.load(memory + corner, mask=there, other=0).to(tl.int32)
+    brightest = tl.max(tl.max(bright, axis=1), axis=0)
+
+    guard = tl.load(memory + start + plane * CHANNELS + step).to(tl.int32)
+    spilled = tl.max((guard != ((step * 48 + 0xA5) & 0xFF)).to(tl.int32), axis=0)
+    result = seen + tl.program_id(0) * 3
+    tl.store(result, left)
+    tl.store(result + 1, (brightest == 0).to(tl.int32))
+    tl.store(result + 2, spilled)

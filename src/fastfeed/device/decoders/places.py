@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
+from fastfeed.device.triton_kernels import triton_kernels
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -89,28 +91,49 @@ class Marks:
     """Marks in the places of some pictures; they are put before a decode and read after it."""
 
     def __init__(self, places: Places, device: torch.device) -> None:
-        planes = places.planes
-        table = np.stack([places.starts, places.pitches, planes, *places.shapes.T], axis=1)
-        start, pitch, plane, height, width = torch.from_numpy(table).to(device).unbind(1)
-        channel = torch.arange(places.channels, device=device) * plane[:, None] + start[:, None]
-        self._marks, self._values = _mark_places(channel, pitch, height, width)
-        self._corners = _corner_places(channel, pitch, height, width)
-        steps = torch.arange(_MARK, device=device)
-        self._guards = (start + plane * places.channels)[:, None] + steps
-        self._guarded = _value(steps, steps).expand_as(self._guards)
+        cells = [places.starts, places.pitches, places.planes, *places.shapes.T]
+        self._table = torch.from_numpy(np.stack(cells, axis=1)).to(device)
+        self._channels = places.channels
+        # Each kernel has to wait until training lets it in, so there is one to put and one to read.
+        self._kernels = triton_kernels() if device.type == "cuda" else None
 
     def put(self, memory: torch.Tensor) -> None:
         """Write the marks into the memory, on the current stream."""
-        memory.put_(self._marks, self._values)
-        memory.put_(self._guards, self._guarded)
+        if not len(self._table):
+            return
+        if self._kernels is not None:
+            self._kernels.put_marks[(len(self._table),)](memory, self._table, self._channels)
+            return
+        spots = _Spots(self._table, self._channels)
+        memory.put_(spots.marks, spots.values)
+        memory.put_(spots.guards, spots.guarded)
 
     def read(self, memory: torch.Tensor) -> Verdict:
         """Look at the memory on the current stream, and wait for what is seen."""
-        left = (memory.take(self._marks) == self._values).all(3).flatten(1).any(1)
-        black = (memory.take(self._corners) == 0).flatten(1).all(1)
-        spilled = (memory.take(self._guards) != self._guarded).any(1)
-        seen = torch.stack([left, black, spilled]).cpu().numpy()
-        return Verdict(*seen)
+        count = len(self._table)
+        if self._kernels is not None and count:
+            seen = torch.empty((count, 3), dtype=torch.int32, device=memory.device)
+            self._kernels.read_marks[(count,)](memory, self._table, seen, self._channels)
+        else:
+            spots = _Spots(self._table, self._channels)
+            left = (memory.take(spots.marks) == spots.values).all(3).flatten(1).any(1)
+            black = (memory.take(spots.corners) == 0).flatten(1).all(1)
+            spilled = (memory.take(spots.guards) != spots.guarded).any(1)
+            seen = torch.stack([left, black, spilled], dim=1)
+        return Verdict(*seen.cpu().numpy().astype(np.bool_).T)
+
+
+class _Spots:
+    """Where marks, corners and guards of pictures are in the memory, and what is in them."""
+
+    def __init__(self, table: torch.Tensor, channels: int) -> None:
+        start, pitch, plane, height, width = table.unbind(1)
+        channel = torch.arange(channels, device=table.device) * plane[:, None] + start[:, None]
+        self.marks, self.values = _mark_places(channel, pitch, height, width)
+        self.corners = _corner_places(channel, pitch, height, width)
+        steps = torch.arange(_MARK, device=table.device)
+        self.guards = (start + plane * channels)[:, None] + steps
+        self.guarded = _value(steps, steps).expand_as(self.guards)
 
 
 def _mark_places(

@@ -1,0 +1,278 @@
+"""Pictures that are left to the device come out as the CPU makes them, and none is ever lost."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image as Pillow
+
+import fastfeed as ff
+from fastfeed.device.decoders.choose import Choice
+
+ROOT = Path(__file__).parents[2]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+NORMALIZE = ff.Normalize(MEAN, STD)
+CROP = (ff.RandomResizedCrop(48), ff.HorizontalFlip())
+
+
+def _load_fake():
+    path = Path(__file__).with_name("fake_decoder.py")
+    spec = importlib.util.spec_from_file_location("fake_decoder_of_pictures", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.FakeDecoder
+
+
+FakeDecoder = _load_fake()
+
+
+@pytest.fixture
+def use_decoder(monkeypatch, fake_device):
+    """A function that makes a decoder the chosen one."""
+
+    def use(decoder):
+        monkeypatch.setattr("fastfeed.device.path.choose", lambda *_, **__: Choice(decoder, ()))
+        monkeypatch.setattr("fastfeed.device.path.SUPPORTS", {"fake": supports})
+        return decoder
+
+    return use
+
+
+def supports(kind):
+    return kind.is_common and not kind.progressive
+
+
+def jpeg(seed, *, height=70, width=90, mode="RGB", **how):
+    """A smooth picture that is different for each seed."""
+    random = np.random.default_rng(seed)
+    small = random.integers(0, 256, (6, 8, 3), np.uint8)
+    picture = Pillow.fromarray(small).resize((width, height), Pillow.Resampling.BICUBIC)
+    file = io.BytesIO()
+    picture.convert(mode).save(file, "jpeg", quality=90, **how)
+    return file.getvalue()
+
+
+def write(path, samples):
+    """Write samples, each a dict of field and bytes, as a tar."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for number, sample in enumerate(samples):
+            for name, data in sample.items():
+                member = tarfile.TarInfo(f"{number:05d}.{name}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Twenty-four samples: photos of many sizes, and what no GPU decodes among them."""
+    samples = []
+    for i in range(24):
+        data = jpeg(i, height=60 + 3 * i, width=130 - 2 * i)
+        if i == 13:
+            data = jpeg(i, progressive=True)
+        if i == 17:
+            data = jpeg(i, mode="CMYK")
+        if i == 19:
+            file = io.BytesIO()
+            Pillow.open(io.BytesIO(data)).save(file, "png")
+            data = file.getvalue()
+        if i == 21:
+            exif = Pillow.Exif()
+            exif[0x0112] = 6
+            data = jpeg(i, exif=exif)
+        samples.append({"jpg": data, "cls": str(i).encode(), "json": json.dumps(i).encode()})
+    return write(tmp_path / "mixed-000000.tar", samples)
+
+
+def fields(*transforms, **more):
+    return {
+        "image": ff.Image("jpg", *CROP, *transforms, **more),
+        "y": ff.Int("cls"),
+        "about": ff.Json("json"),
+        "raw": ff.Bytes("jpg"),
+    }
+
+
+def collect(source, some_fields, **arguments):
+    """Return all batches of an epoch as (image, y, about, raw)."""
+    dataset = ff.ShardDataset(str(source), some_fields, **arguments.pop("dataset", {}))
+    loader = ff.DataLoader(dataset, batch_size=8, **arguments)
+    loader.dataset_of_test = dataset
+    batches = [
+        (b["image"].clone(), b["y"].tolist(), b["about"], b["raw"].to_list()) for b in loader
+    ]
+    return batches, loader
+
+
+def same(ours, theirs, *, levels):
+    """Say whether batches are the same but for a few levels in the pictures."""
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one[1:] == other[1:]
+        assert one[0].shape == other[0].shape
+        assert one[0].dtype == other[0].dtype
+        assert one[0].stride() == other[0].stride()
+        apart = (one[0].float() - other[0].float()).abs()
+        assert apart.max() <= levels, apart.amax(dim=(1, 2, 3))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_any_share_gives_the_same_batches(mixed, use_decoder, share, workers):
+    """Who decodes a picture cannot be seen in it; what the GPU refuses is there as well."""
+    decoder = use_decoder(FakeDecoder())
+    theirs, _ = collect(mixed, fields())
+    ours, _ = collect(mixed, fields(), device="cuda", decode=share, num_workers=workers)
+    same(ours, theirs, levels=1)
+    assert bool(decoder.calls) == (share > 0)
+
+
+def test_regions_do_as_well(mixed, use_decoder):
+    """A decoder that returns only the boxes gives the same rows."""
+    use_decoder(FakeDecoder(regions=True))
+    theirs, _ = collect(mixed, fields())
+    ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=1)
+    same(ours, theirs, levels=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_normalize_on_the_device(mixed, use_decoder, dtype):
+    """Normalising there is the same arithmetic as here, to the bit."""
+    use_decoder(FakeDecoder())
+    normalize = ff.Normalize(MEAN, STD, dtype=dtype)
+    theirs, _ = collect(mixed, fields(normalize))
+    ours, _ = collect(mixed, fields(normalize), device="cuda", decode="cpu", num_workers=2)
+    same(ours, theirs, levels=0)
+
+
+def test_gray(mixed, use_decoder):
+    """One channel is asked of the decoder as one channel."""
+    use_decoder(FakeDecoder())
+    theirs, _ = collect(mixed, fields(mode="L"))
+    ours, _ = collect(mixed, fields(mode="L"), device="cuda", decode="gpu", num_workers=1)
+    same(ours, theirs, levels=1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_decoder_fails_at_comes_from_the_cpu(mixed, use_decoder, workers):
+    """A picture that a decoder fails at is made again here, and the batch is whole."""
+    use_decoder(FakeDecoder(fails_at=frozenset({0, 2, 5})))
+    theirs, _ = collect(mixed, fields())
+    ours, loader = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=workers)
+    same(ours, theirs, levels=1)
+    assert loader.dataset_of_test.bad_count == 0
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """Sixteen samples of which number 5 is a JPEG cut short with an end put behind it."""
+    samples = [{"jpg": jpeg(i), "cls": str(i).encode()} for i in range(16)]
+    whole = samples[5]["jpg"]
+    samples[5]["jpg"] = whole[: len(whole) // 2] + b"\xff\xd9"
+    return write(tmp_path / "broken-000000.tar", samples)
+
+
+LABELLED = {"image": ff.Image("jpg", *CROP), "y": ff.Int("cls")}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_raises_with_its_key(broken, use_decoder, workers):
+    """Under "raise" the error of the CPU's decoder comes, with shard, key and field."""
+    use_decoder(FakeDecoder(fails_at=frozenset({5})))
+    dataset = ff.ShardDataset(str(broken), LABELLED)
+    loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=workers)
+    with pytest.raises(ff.FastfeedError, match=r"broken-000000\.tar.*00005.*jpg"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_is_skipped(broken, use_decoder, workers):
+    """Under "skip" its whole sample is left out, and the others stand in their order."""
+    use_decoder(FakeDecoder(fails_at=frozenset({5})))
+    dataset = ff.ShardDataset(str(broken), LABELLED, on_error="skip")
+    loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=workers)
+    first, second = loader
+    assert first["y"].tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert len(first["image"]) == 7
+    assert second["y"].tolist() == list(range(8, 16))
+    assert dataset.bad_count == 1
+    assert dataset.bad_samples[0].index == 5
+    assert loader.snapshot().samples == 15
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_is_substituted(broken, use_decoder, workers):
+    """Under "substitute" the whole sample is another one, the same as without a device."""
+    use_decoder(FakeDecoder(fails_at=frozenset({5})))
+    theirs = list(
+        ff.DataLoader(ff.ShardDataset(str(broken), LABELLED, on_error="substitute"), batch_size=8)
+    )
+    dataset = ff.ShardDataset(str(broken), LABELLED, on_error="substitute")
+    ours = list(
+        ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=workers)
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["y"].tolist() == other["y"].tolist()
+        assert (one["image"].int() - other["image"].int()).abs().max() <= 1
+    assert dataset.bad_count == 1
+
+
+def test_a_whole_batch_of_broken_pictures_is_passed_over(tmp_path, use_decoder):
+    """If nothing is left of a batch the next one comes."""
+    samples = [{"jpg": jpeg(i), "cls": str(i).encode()} for i in range(8)]
+    for sample in samples[:4]:
+        sample["jpg"] = sample["jpg"][:300] + b"\xff\xd9"
+    path = write(tmp_path / "half-000000.tar", samples)
+    use_decoder(FakeDecoder())
+    dataset = ff.ShardDataset(str(path), LABELLED, on_error="skip")
+    loader = ff.DataLoader(dataset, batch_size=4, device="cuda", decode="gpu", num_workers=1)
+    assert [b["y"].tolist() for b in loader] == [[4, 5, 6, 7]]
+    assert dataset.bad_count == 4
+
+
+def test_raw_pixels_are_cut_on_the_device(tmp_path, use_decoder):
+    """Prepared pictures go over as they are stored, only the rows that are wanted."""
+    samples = []
+    for i in range(16):
+        file = io.BytesIO()
+        np.save(file, np.asarray(Pillow.open(io.BytesIO(jpeg(i, height=64, width=80)))))
+        samples.append({"npy": file.getvalue(), "cls": str(i).encode()})
+    path = write(tmp_path / "raw-000000.tar", samples)
+    described = {"image": ff.Image("npy", *CROP, NORMALIZE), "y": ff.Int("cls")}
+    use_decoder(None)
+    theirs = list(ff.DataLoader(ff.ShardDataset(str(path), described), batch_size=8))
+    dataset = ff.ShardDataset(str(path), described)
+    ours = list(ff.DataLoader(dataset, batch_size=8, device="cuda", num_workers=1))
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one["image"], other["image"])
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientations(tmp_path, use_decoder, orientation):
+    """Pictures are turned on the device as they are here, cut and flipped likewise."""
+    exif = Pillow.Exif()
+    exif[0x0112] = orientation
+    samples = [{"jpg": jpeg(i, exif=exif), "cls": b"1"} for i in range(6)]
+    path = write(tmp_path / "turned-000000.tar", samples)
+    use_decoder(FakeDecoder())
+    for transforms in (CROP, (ff.Resize(40), ff.CenterCrop((64, 56)), ff.HorizontalFlip())):
+        described = {"image": ff.Image("jpg", *transforms)}
+        theirs = next(iter(ff.DataLoader(ff.ShardDataset(str(path), described), batch_size=6)))
+        ours = next(
+            iter(
+                ff.DataLoader(
+                    ff.ShardDataset(str(path), described), batch_size=6, device="cuda", decode="gpu"
+                )
+            )
+        )
+        assert (ours["image"].int() - theirs["image"].int()).abs().max() <= 1
