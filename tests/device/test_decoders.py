@@ -20,7 +20,6 @@ from fastfeed.decoding.jpeg_kind import Kind, read_kind
 from fastfeed.device.decoders.check import (
     Canary,
     check_decoder,
-    cut_sample,
     make_samples,
     pack,
     text_sample,
@@ -144,8 +143,8 @@ def test_marks_say_what_was_written(shapes, channels):
     assert marks.read(memory).good.all()
 
 
-def test_marks_find_parts_black_ends_and_spills():
-    """Rows that were not written, an end of zeros and a byte too many are each found."""
+def test_marks_find_parts_and_spills():
+    """Rows that were not written and a byte too many are each found."""
     places = lay_out(np.array([[50, 30], [60, 20], [40, 40]], np.int32), 3)
     memory = torch.zeros(places.nbytes, dtype=torch.uint8)
     marks = Marks(places, CPU)
@@ -153,10 +152,6 @@ def test_marks_find_parts_black_ends_and_spills():
     for number in range(3):
         places.view(memory, number).fill_(9)
     assert marks.read(memory).good.all()
-    places.view(memory, 0)[:, 25:] = 0
-    verdict = marks.read(memory)
-    assert verdict.black.tolist() == [True, False, False]
-    assert verdict.good.tolist() == [False, True, True]
     marks.put(memory)
     for number in range(3):
         places.view(memory, number)[:, :-1] = 9
@@ -318,7 +313,7 @@ def test_engines_decode_a_batch(photos, gray):
     decoder = NvjpegDecoder(CPU, library=library)
     for batch in (photos, photos[::-1], photos[:5], photos[3:4]):
         assert decode_names(decoder, batch, gray=gray) == list(range(len(batch)))
-    assert decoder.decode(empty()).pictures == []
+    assert decoder.decode(empty()).pictures[:] == []
     assert library.calls == 4
     decoder.close()
     decoder.close()
@@ -332,12 +327,12 @@ def empty():
 
 @pytest.mark.parametrize("place", [0, 3, 11])
 def test_engines_leave_out_one_bad_picture(photos, place):
-    """Text, a progressive file and a cut one come out None at any place, and alone."""
+    """Text, a progressive file and a strange one come out None at any place, and alone."""
     decoder = NvjpegDecoder(CPU, library=FakeLibrary())
     file = io.BytesIO()
     Pillow.open(io.BytesIO(photos[2].data)).save(file, "JPEG", progressive=True)
     progressive = type(photos[0])("progressive", file.getvalue(), photos[2].shape, {})
-    for bad in (text_sample(), progressive, cut_sample(photos[0]), with_tail(photos[0], b"skip!")):
+    for bad in (text_sample(), progressive, with_tail(photos[0], b"skip!")):
         batch = [*photos[:place], bad, *photos[place:]]
         expected = [n for n in range(len(batch)) if n != place]
         assert decode_names(decoder, batch) == expected
@@ -382,7 +377,7 @@ def test_nvimagecodec_on_the_cpu(photos):
     batch = [*photos[:3], text_sample(), *photos[3:]]
     for gray in (False, True):
         assert decode_names(decoder, batch, gray=gray) == [0, 1, 2, *range(4, 13)]
-    assert decoder.decode(empty()).pictures == []
+    assert decoder.decode(empty()).pictures[:] == []
     decoder.close()
 
 
@@ -397,7 +392,7 @@ def test_dali_on_the_cpu(photos, regions):
     batch = [*photos[:3], text_sample(), *photos[3:]]
     assert decode_names(decoder, batch) == [0, 1, 2, *range(4, 13)]
     assert decode_names(decoder, photos[::-1]) == [*range(12)]
-    assert decoder.decode(empty()).pictures == []
+    assert decoder.decode(empty()).pictures[:] == []
     decoder.close()
 
 
@@ -455,9 +450,9 @@ def test_a_right_decoder_passes():
     [
         ({"fails_at": frozenset({2})}, "left out a good picture: 420"),
         ({"swaps": True}, "differs from the CPU's by"),
-        ({"hides": True}, "returned pixels for a picture cut short"),
-        ({"stale": True}, "returned pixels for a picture cut short"),
-        ({"drops": True}, "returned 12 pictures for 14"),
+        ({"hides": True}, "returned pixels for a file that is no picture"),
+        ({"stale": True}, "returned pixels for a file that is no picture"),
+        ({"drops": True}, "returned 12 pictures for 13"),
         ({"transposes": True}, "came out as"),
         ({"takes": False}, "takes none of the common kinds"),
         ({"marks_input": True}, "wrote to the encoded pictures"),

@@ -6,7 +6,8 @@ does one picture after the other. Both are Pillow's antialiased bilinear filter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fastfeed.decoding.defer import CUT_FIELDS
 from fastfeed.device.triton_kernels import triton_kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,15 +27,36 @@ _WAY = [_PLACE[name] for name in ("yy", "yx", "y0", "xy", "xx", "x0")]
 _BLOCK = 256
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sources:
+    """Pictures [channels, h, w] of uint8 on a device, as a kernel finds them."""
+
+    addresses: NDArray[np.int64]
+    strides: NDArray[np.int64]
+    """Of channels, lines and columns: [pictures, 3]."""
+    view: Callable[[int], torch.Tensor]
+    """Returns one as a tensor; for where there is no kernel."""
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    @classmethod
+    def of(cls, pictures: Sequence[torch.Tensor]) -> Sources:
+        """Return the sources that tensors are."""
+        addresses = np.array([picture.data_ptr() for picture in pictures], np.int64)
+        strides = np.array([picture.stride() for picture in pictures], np.int64).reshape(-1, 3)
+        return cls(addresses, strides, pictures.__getitem__)
+
+
 def cut_into(
     out: torch.Tensor,
     rows: NDArray[np.int64],
-    pictures: Sequence[torch.Tensor],
+    sources: Sources,
     cuts: NDArray[np.int32],
     *,
     whole: bool,
 ) -> None:
-    """Write pictures [channels, h, w] into rows of `out` [n, h, w, channels], both uint8.
+    """Write pictures into rows of `out` [n, h, w, channels], uint8.
 
     Row i of `cuts` says what is wanted of picture i, see `CUT_FIELDS`; with `whole` false the
     pictures are their boxes already. The work goes to the current stream.
@@ -43,23 +65,36 @@ def cut_into(
         return
     kernels = triton_kernels() if out.is_cuda else None
     if kernels is None:
-        for row, picture, cut in zip(rows.tolist(), pictures, cuts.tolist(), strict=True):
-            _cut_one(out[row], picture, dict(zip(CUT_FIELDS, cut, strict=True)), whole=whole)
+        for i, (row, cut) in enumerate(zip(rows.tolist(), cuts.tolist(), strict=True)):
+            told = dict(zip(CUT_FIELDS, cut, strict=True))
+            _cut_one(out[row], sources.view(i), told, whole=whole)
         return
-    strides = np.array([picture.stride() for picture in pictures], np.int64)  # [m, (c, y, x)]
-    addresses = np.array([picture.data_ptr() for picture in pictures], np.int64)
+    launch(kernels, out, rows, sources, cuts, whole=whole)
+
+
+def launch(
+    kernels: Any,
+    out: torch.Tensor,
+    rows: NDArray[np.int64],
+    sources: Sources,
+    cuts: NDArray[np.int32],
+    *,
+    whole: bool,
+) -> None:
+    """Do what `cut_into` does, by the kernel."""
+    strides, addresses = sources.strides, sources.addresses
     if whole:
         corner = cuts[:, [_PLACE["box_y"], _PLACE["box_x"]]].astype(np.int64)
-        addresses += (corner * strides[:, 1:]).sum(axis=1)
+        addresses = addresses + (corner * strides[:, 1:]).sum(axis=1)
     table = np.empty((len(rows), kernels.COLUMNS), np.int32)
     table[:, 0] = rows
     table[:, 1:5] = cuts[:, _FROM]
     table[:, 5:8] = strides[:, [1, 2, 0]]
     table[:, 8:14] = cuts[:, _WAY]
-    told, at = (torch.from_numpy(one).to(out.device) for one in (table, addresses))
+    about, at = (torch.from_numpy(one).to(out.device) for one in (table, addresses))
     _, height, width, channels = out.shape
     kernels.cut[(-(-height * width // _BLOCK), len(rows))](
-        at, told, out, height, width, channels, _BLOCK, num_warps=4
+        at, about, out, height, width, channels, _BLOCK, num_warps=4
     )
 
 
@@ -100,6 +135,13 @@ def normalize(
         exact = levels.to(torch.float32).div_(255.0)
         out.copy_(exact.sub_(told[0].view(shape)).div_(told[1].view(shape)))
         return
+    launch_normalize(kernels, levels, told, out)
+
+
+def launch_normalize(
+    kernels: Any, levels: torch.Tensor, told: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Do what `normalize` does, by the kernel; both tensors have their channels last in memory."""
     count, block = levels.numel(), 1024
     kernels.normalize[(-(-count // block),)](
         levels, told[0], told[1], out, count, levels.shape[1], block

@@ -123,18 +123,8 @@ def read_marks(memory, table, seen, CHANNELS: tl.constexpr) -> None:
     same = (tl.load(memory + place, mask=live, other=0).to(tl.int64) == expected) & live
     left = tl.max(tl.min(same.to(tl.int32), axis=1), axis=0)
 
-    pixel = tl.arange(0, 64)
-    corner_row = tl.maximum(height - 8 + pixel // 8, 0)
-    corner_column = tl.maximum(width - 8 + pixel % 8, 0)
-    one = tl.arange(0, 4)
-    corner = (start + one * plane)[:, None] + (corner_row * pitch + corner_column)[None, :]
-    there = (one < CHANNELS)[:, None] & (pixel >= 0)[None, :]
-    bright = tl.load(memory + corner, mask=there, other=0).to(tl.int32)
-    brightest = tl.max(tl.max(bright, axis=1), axis=0)
-
     guard = tl.load(memory + start + plane * CHANNELS + step).to(tl.int32)
     spilled = tl.max((guard != ((step * 48 + 0xA5) & 0xFF)).to(tl.int32), axis=0)
-    result = seen + tl.program_id(0) * 3
+    result = seen + tl.program_id(0) * 2
     tl.store(result, left)
-    tl.store(result + 1, (brightest == 0).to(tl.int32))
-    tl.store(result + 2, spilled)
+    tl.store(result + 1, spilled)

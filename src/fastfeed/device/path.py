@@ -157,7 +157,16 @@ class DevicePath:
     def stage(self, pinner: Pinner | None = None) -> Stage:
         """Return what moves batches; for one thread."""
         repair = None if self.side is None else CpuRepair(self._source.dataset, self.side)
-        return Stage(self.device, pinner=pinner, decoder=self.decoder, repair=repair)
+        return Stage(
+            self.device, pinner=pinner, decoder=self.decoder, repair=repair, lost=self._lose_decoder
+        )
+
+    def _lose_decoder(self, why: str) -> None:
+        """Go on with the CPU alone."""
+        log.warning("the GPU's decoder is given up, pictures are decoded on the CPU: %s", why)
+        self.rejected = (*self.rejected, (why.partition(":")[0], why))
+        self.decoder = None
+        self.tuner.share, self.tuner.fixed = 0.0, True
 
     def mover(self) -> Mover:
         """Return what moves batches one by one, for a loop without workers."""
@@ -165,6 +174,7 @@ class DevicePath:
 
     def pool(self, workers: Pool, *, prefetch: int) -> DevicePool:
         """Return the workers with a stage behind them."""
-        pinner = Pinner(self.device, budget=self.pinned.nbytes)
+        # A worker's batches: those that wait, one that is copied, one that is being made.
+        pinner = Pinner(self.device, budget=self.pinned.nbytes, batches=prefetch + 2)
         stage = self.stage(pinner)
         return DevicePool(workers, stage, self.output, Share(self.tuner), prefetch=prefetch)

@@ -31,8 +31,10 @@ class Pinner:
     thread that copies, but are as right.
     """
 
-    def __init__(self, device: Device, *, budget: int) -> None:
+    def __init__(self, device: Device, *, budget: int, batches: int = 1) -> None:
+        """`batches` is how many of the first one's size a region will hold at a time."""
         self._device = device
+        self._batches = batches
         self._budget = budget
         _living.add(self)
         self._asked: dict[int, int] = {}  # region's base -> bytes asked for
@@ -50,9 +52,12 @@ class Pinner:
         asked = self._asked.get(region.base, 0)
         if stop <= asked or self.refused is not None:
             return
-        stop = min(-(-stop // _STEP) * _STEP, region.capacity)
         # One budget for all loaders of the process: training and validation share it.
-        if sum(one.asked for one in list(_living)) + stop - asked > self._budget:
+        left = self._budget - sum(one.asked for one in list(_living))
+        if not asked:  # the whole of what it will need in one piece, if that can be
+            stop = max(stop, min(stop * self._batches, left // _STEP * _STEP))
+        stop = min(-(-stop // _STEP) * _STEP, region.capacity)
+        if stop - asked > left:
             self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")
             return
         self._asked[region.base] = stop

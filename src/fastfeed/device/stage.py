@@ -6,6 +6,7 @@ thread; `pool.py` and the loop without workers call it.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,20 +17,23 @@ import torch
 from fastfeed.collating.partly import PartlyDecoded
 from fastfeed.collating.ragged import Ragged
 from fastfeed.decoding.defer import CUT_FIELDS
-from fastfeed.device.cut import cut_into
-from fastfeed.device.decoders.protocol import Encoded
+from fastfeed.device.cut import Sources, cut_into
+from fastfeed.device.decoders.places import Planes
+from fastfeed.device.decoders.protocol import Decoded, Encoded
 from fastfeed.device.transfer import Transfer, map_leaves
 from fastfeed.errors import EmptyBatchError
 from fastfeed.policy import FeedReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
     from fastfeed.device.decoders.protocol import PictureDecoder
     from fastfeed.device.device import Device, Mark
     from fastfeed.device.pinning import Pinner
+
+log = logging.getLogger("fastfeed")
 
 _SHAPE = [CUT_FIELDS.index(name) for name in ("height", "width")]
 _BOX = [CUT_FIELDS.index(name) for name in ("box_x", "box_y", "box_w", "box_h")]
@@ -78,11 +82,14 @@ class Stage:
         pinner: Pinner | None = None,
         decoder: PictureDecoder | None = None,
         repair: Repair | None = None,
+        lost: Callable[[str], None] = log.warning,
     ) -> None:
+        """`lost` is told why the decoder is given up."""
         self.device = device
         self.pinner = pinner
         self._decoder = decoder
         self._repair = repair
+        self._lost = lost
 
     def move(self, batch: Any) -> Moved:
         """Give the device all its work for a batch; DeviceError if it fails.
@@ -159,7 +166,7 @@ class Stage:
             memory.as_strided((c, h, w), (1, w * c, c), memory.storage_offset() + start)
             for start, (h, w, c) in zip(starts.tolist(), shapes, strict=True)
         ]
-        cut_into(rows, pictures.left.numpy()[chosen], views, cuts, whole=True)
+        cut_into(rows, pictures.left.numpy()[chosen], Sources.of(views), cuts, whole=True)
 
     def _decode(
         self,
@@ -172,9 +179,9 @@ class Stage:
         if not len(chosen):
             return []
         if self._decoder is None:
-            return [int(i) for i in chosen]
+            return chosen.tolist()  # type: ignore[no-any-return]
         encoded = Encoded(
-            pictures.encoded.data,
+            self._in_one_piece(pictures.encoded.data),
             pictures.encoded.starts.numpy()[chosen],
             pictures.encoded.sizes.numpy()[chosen],
             cuts[chosen][:, _SHAPE],
@@ -184,17 +191,41 @@ class Stage:
         failed: list[int] = []
         for place, part in encoded.parts(_MOST_DECODED):
             some = chosen[place]
-            decoded = self._decoder.decode(part)
-            good = [i for i, picture in enumerate(decoded.pictures) if picture is not None]
+            decoded = self._try(part)
+            if decoded is None:
+                failed += some.tolist()
+                continue
+            good, sources = _good_ones(decoded)
             cut_into(
                 rows,
                 pictures.left.numpy()[some[good]],
-                [picture for picture in decoded.pictures if picture is not None],
+                sources,
                 cuts[some[good]],
                 whole=decoded.whole,
             )
             failed += np.delete(some, good).tolist()
         return failed
+
+    def _in_one_piece(self, data: torch.Tensor) -> torch.Tensor:
+        """Return bytes that a decoder may copy as it likes.
+
+        A copy that reaches over two pieces of pinned memory is an error of CUDA's, and decoders
+        know nothing of pieces.
+        """
+        if self.pinner is None or len(list(self.pinner.pieces(data.data_ptr(), len(data)))) <= 1:
+            return data
+        return data.clone()
+
+    def _try(self, encoded: Encoded) -> Decoded | None:
+        """Decode, and give the decoder up for good if that raises: the CPU does it from now on."""
+        if self._decoder is None:
+            return None
+        try:
+            return self._decoder.decode(encoded)
+        except Exception as error:  # noqa: BLE001 - foreign libraries raise anything
+            self._lost(f"{self._decoder.name}: {str(error)[:300]}")
+            self._decoder = None
+            return None
 
     def _mend(
         self, batch: dict[str, Any], failed: Mapping[int, tuple[int, int]], transfer: Transfer
@@ -221,6 +252,15 @@ class Stage:
         report = self.take_report()
         report.failed = len(failed)
         return report
+
+
+def _good_ones(decoded: Decoded) -> tuple[NDArray[np.int64], Sources]:
+    """Return which pictures were decoded, and where they are."""
+    pictures = decoded.pictures
+    if isinstance(pictures, Planes):
+        return np.flatnonzero(pictures.good), pictures.sources()
+    good = [i for i, picture in enumerate(pictures) if picture is not None]
+    return np.array(good, np.int64), Sources.of([one for one in pictures if one is not None])
 
 
 def _other(leaf: Any, transfer: Transfer, target: torch.device) -> Any:

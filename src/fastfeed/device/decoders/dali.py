@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from fastfeed.device.decoders.places import is_black
 from fastfeed.device.decoders.protocol import Decoded, Encoded
 from fastfeed.device.decoders.salvage import salvage
 from fastfeed.device.decoders.streams import settle
@@ -66,10 +65,7 @@ class DaliDecoder:
             return pictures if len(numbers) == len(encoded) else [part.clone() for part in pictures]
 
         found = salvage(range(len(encoded)), decode, failures=_FAILURES)
-        # What was cut short is black from there on. A box that ends before is right.
-        black = is_black(list(found.values()))
-        kept = {n: found[n] for n, cut in zip(list(found), black, strict=True) if not cut}
-        return Decoded([kept.get(n) for n in range(len(encoded))], whole=not self._regions)
+        return Decoded([found.get(n) for n in range(len(encoded))], whole=not self._regions)
 
     def close(self) -> None:
         """End the pipelines."""

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from fastfeed.device.decoders.places import is_black
 from fastfeed.device.decoders.protocol import Decoded, Encoded
 from fastfeed.device.decoders.streams import settle, stream_handle
 
@@ -74,11 +73,10 @@ class NvimagecodecDecoder:
         )
         settle(self.device)
         found = {n: self._tensor(image) for n, image in enumerate(images) if image is not None}
-        black = is_black(list(found.values()))
         pictures: list[torch.Tensor | None] = [None] * len(encoded)
-        for (number, picture), cut in zip(found.items(), black, strict=True):
+        for number, picture in found.items():
             height, width = encoded.shapes[number].tolist()
-            if not cut and picture.shape == (encoded.channels, height, width):
+            if picture.shape == (encoded.channels, height, width):
                 pictures[number] = picture
         return Decoded(pictures, whole=True)
 

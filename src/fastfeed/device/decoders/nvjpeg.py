@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from fastfeed.device.decoders.nvjpeg_library import shared_library
-from fastfeed.device.decoders.places import Marks, Places, Verdict, lay_out
+from fastfeed.device.decoders.places import Marks, Places, Planes, Verdict, lay_out
 from fastfeed.device.decoders.protocol import Decoded, Encoded
 from fastfeed.device.decoders.streams import settle, stream_handle
-from fastfeed.errors import OptionError
+from fastfeed.errors import DeviceError, OptionError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -95,8 +95,10 @@ class NvjpegDecoder:
                     break
                 status, verdict = self._decode_some(encoded, places, waiting)
                 good[waiting] = verdict.good & (status == 0 or status in _ABOUT_A_PICTURE)
-                if status not in _ABOUT_A_PICTURE:
+                if status == 0:
                     break
+                if status not in _ABOUT_A_PICTURE:
+                    raise DeviceError(f"nvJPEG fails with status {status}")
                 # Pictures after a bad one are not decoded. It is the first of those itself, or
                 # the last one that was written; each of the two is tried alone.
                 gap = int(verdict.unwritten.argmax()) if verdict.unwritten.any() else len(waiting)
@@ -104,10 +106,7 @@ class NvjpegDecoder:
                     alone, seen = self._decode_some(encoded, places, number.reshape(1))
                     good[number] = alone == 0 and seen.good[0]
                 waiting = waiting[verdict.unwritten][1:]
-        return Decoded(
-            [places.view(self._memory, n) if good[n] else None for n in range(len(encoded))],
-            whole=True,
-        )
+        return Decoded(Planes(places, self._memory, good), whole=True)
 
     def close(self) -> None:
         """Give back what the library holds, once nothing on the device uses it."""

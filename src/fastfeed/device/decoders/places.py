@@ -1,17 +1,19 @@
 """Where decoded planes lie in one piece of memory, and marks in it that say what was written.
 
-A decoder's status is one number a batch, and good when an engine left a picture out or when its
-bytes were cut short. So a few bytes of each picture are marked beforehand and looked at afterwards.
+A decoder's status is one number a batch, and good when an engine left a picture out. So a few
+bytes of each picture are marked beforehand and looked at afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, overload
 
 import numpy as np
 import torch
 
+from fastfeed.device.cut import Sources
 from fastfeed.device.triton_kernels import triton_kernels
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ _ALIGNMENT: Final = 256
 _GUARD: Final = 256
 # Bytes of a mark: as many neighbours never have its values by chance.
 _MARK: Final = 8
-# Pixels of the corner whose blackness says that the bytes ended before the picture.
-_CORNER: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,48 @@ def lay_out(shapes: NDArray[np.int32], channels: int) -> Places:
     return Places(starts[: len(sizes)], pitches, sizes, channels, int(ends[-1]) if len(ends) else 0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Planes(Sequence[torch.Tensor | None]):
+    """Decoded pictures in one piece of memory; a tensor is made only of one that is looked at."""
+
+    places: Places
+    memory: torch.Tensor
+    good: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.good)
+
+    @overload
+    def __getitem__(self, number: int) -> torch.Tensor | None: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[torch.Tensor | None]: ...
+    def __getitem__(
+        self, number: int | slice
+    ) -> torch.Tensor | Sequence[torch.Tensor | None] | None:
+        """Return a picture [channels, height, width], None if it is not good."""
+        if isinstance(number, slice):
+            return [self[n] for n in range(*number.indices(len(self)))]
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"picture {number} of {len(self)}")
+        return self.places.view(self.memory, number) if self.good[number] else None
+
+    def sources(self) -> Sources:
+        """Return where the good ones lie, all at once."""
+        places = self.places
+        addresses = self.memory.data_ptr() + places.starts[self.good]
+        strides = np.ones((len(addresses), 3), np.int64)
+        strides[:, 0] = places.planes[self.good]
+        strides[:, 1] = places.pitches[self.good]
+        numbers = np.flatnonzero(self.good)
+        return Sources(addresses, strides, lambda i: places.view(self.memory, int(numbers[i])))
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the marks say of each picture."""
 
     unwritten: NDArray[np.bool_]
     """A mark is still there: the decoder left the picture out, or a part of it."""
-    black: NDArray[np.bool_]
-    """The last corner is exactly 0: so engines fill up a picture whose bytes were cut short.
-
-    A picture that is black there is found as well; decoding it elsewhere is right, only slower.
-    """
     spilled: NDArray[np.bool_]
     """The guard behind the picture was written."""
 
@@ -84,7 +115,7 @@ class Verdict:
         """Return which pictures are whole and hurt nobody; a spill may have hit the next one."""
         hit = self.spilled.copy()
         hit[1:] |= self.spilled[:-1]
-        return ~(self.unwritten | self.black | hit)
+        return ~(self.unwritten | hit)
 
 
 class Marks:
@@ -112,25 +143,23 @@ class Marks:
         """Look at the memory on the current stream, and wait for what is seen."""
         count = len(self._table)
         if self._kernels is not None and count:
-            seen = torch.empty((count, 3), dtype=torch.int32, device=memory.device)
+            seen = torch.empty((count, 2), dtype=torch.int32, device=memory.device)
             self._kernels.read_marks[(count,)](memory, self._table, seen, self._channels)
         else:
             spots = _Spots(self._table, self._channels)
             left = (memory.take(spots.marks) == spots.values).all(3).flatten(1).any(1)
-            black = (memory.take(spots.corners) == 0).flatten(1).all(1)
             spilled = (memory.take(spots.guards) != spots.guarded).any(1)
-            seen = torch.stack([left, black, spilled], dim=1)
+            seen = torch.stack([left, spilled], dim=1)
         return Verdict(*seen.cpu().numpy().astype(np.bool_).T)
 
 
 class _Spots:
-    """Where marks, corners and guards of pictures are in the memory, and what is in them."""
+    """Where marks and guards of pictures are in the memory, and what is in them."""
 
     def __init__(self, table: torch.Tensor, channels: int) -> None:
         start, pitch, plane, height, width = table.unbind(1)
         channel = torch.arange(channels, device=table.device) * plane[:, None] + start[:, None]
         self.marks, self.values = _mark_places(channel, pitch, height, width)
-        self.corners = _corner_places(channel, pitch, height, width)
         steps = torch.arange(_MARK, device=table.device)
         self.guards = (start + plane * channels)[:, None] + steps
         self.guarded = _value(steps, steps).expand_as(self.guards)
@@ -152,25 +181,5 @@ def _mark_places(
     return marks, _value(rows[:, :, None], columns)[:, None].expand_as(marks)
 
 
-def _corner_places(
-    channel: torch.Tensor, pitch: torch.Tensor, height: torch.Tensor, width: torch.Tensor
-) -> torch.Tensor:
-    """Return indices [pictures, channels, rows, columns] of the corner at the lower right."""
-    steps = torch.arange(_CORNER, device=channel.device) - _CORNER
-    rows = (height[:, None] + steps).clamp(min=0)
-    columns = (width[:, None] + steps).clamp(min=0)
-    inside = rows[:, :, None] * pitch[:, None, None] + columns[:, None, :]
-    return channel[:, :, None, None] + inside[:, None]
-
-
 def _value(row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
     return ((row * 11 + column * 37 + 0xA5) & 0xFF).to(torch.uint8)
-
-
-def is_black(pictures: list[torch.Tensor]) -> NDArray[np.bool_]:
-    """Say of each picture whether its corner is black; for decoders with memory of their own."""
-    if not pictures:
-        return np.zeros(0, np.bool_)
-    brightest = [picture[:, -_CORNER:, -_CORNER:].amax() for picture in pictures]
-    black: NDArray[np.bool_] = (torch.stack(brightest) == 0).cpu().numpy()
-    return black

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -69,7 +69,7 @@ class Encoded:
 class Decoded:
     """What became of them: pictures in the decoder's memory, valid until its next call."""
 
-    pictures: list[torch.Tensor | None]
+    pictures: Sequence[torch.Tensor | None]
     """Uint8 [channels, height, width] on the device, any strides; None where decoding failed."""
     whole: bool
     """Whether they are whole pictures; otherwise each is exactly its box."""
@@ -88,8 +88,9 @@ class PictureDecoder(Protocol):
     def decode(self, encoded: Encoded) -> Decoded:
         """Decode pictures behind what is on the current stream, for later work on that stream.
 
-        May block the thread. A picture that is broken, or that it failed at, comes out None and
-        leaves the others right; only what breaks the device itself may be raised.
+        May block the thread. A file that is no JPEG, or that it failed at, comes out None and
+        leaves the others right. Workers send only files that have an end: engines cannot tell one
+        whose pixels end before. Whatever is raised means that the decoder is of no use any more.
         """
 
     def close(self) -> None:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from fastfeed.device.decoders.places import is_black
 from fastfeed.device.decoders.protocol import Decoded, Encoded
 from fastfeed.device.decoders.salvage import salvage
 from fastfeed.device.decoders.streams import settle
@@ -63,10 +62,6 @@ class TorchvisionDecoder:
         found = salvage(range(len(encoded)), decode, failures=_FAILURES)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        black = is_black(list(found.values()))
-        for number, cut in zip(list(found), black, strict=True):
-            if cut:
-                del found[number]
         return Decoded([found.get(n) for n in range(len(encoded))], whole=True)
 
     def close(self) -> None:

@@ -1,0 +1,175 @@
+"""Pinned memory: once, within the budget, and no copy over the border of two pieces."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastfeed.device.pinning import Pinner
+from fastfeed.device.stage import Stage
+from fastfeed.device.transfer import Transfer, map_leaves
+
+MIB = 1 << 20
+
+
+class Pins:
+    """The part of a device that pins."""
+
+    def __init__(self, *, refuses=False):
+        self.pinned, self.refuses = {}, refuses
+        self.target = torch.device("cpu")
+
+    def enter_thread(self):
+        pass
+
+    def pin(self, address, nbytes):
+        if self.refuses:
+            return "CUDA error 304"
+        self.pinned[address] = nbytes
+        return None
+
+    def unpin(self, address):
+        del self.pinned[address]
+
+
+def region(base, capacity=512 * MIB):
+    return SimpleNamespace(base=base, capacity=capacity)
+
+
+def settled(pinner):
+    """Wait until all that was asked for has been done."""
+    pinner._jobs.put(None)
+    if pinner._thread is not None:
+        pinner._thread.join()
+    pinner._thread = None
+
+
+def test_the_first_piece_has_room_for_a_workers_batches():
+    """A region is registered in one piece that holds as many batches as it will."""
+    device = Pins()
+    pinner = Pinner(device, budget=1 << 30, batches=4)
+    pinner.use(region(1 << 40), 20 * MIB)
+    pinner.use(region(1 << 40), 80 * MIB)
+    settled(pinner)
+    assert device.pinned == {1 << 40: 80 * MIB}
+    assert pinner.nbytes == 80 * MIB
+    assert list(pinner.pieces(1 << 40, 80 * MIB)) == [(0, 80 * MIB)]
+    pinner.close()
+    assert device.pinned == {}
+
+
+def test_copies_end_at_borders():
+    """What reaches over two pieces is copied in two; what is not registered in one."""
+    pinner = Pinner(Pins(), budget=1 << 30)
+    for stop in (8 * MIB, 16 * MIB, 32 * MIB):
+        pinner.use(region(1 << 40), stop)
+    settled(pinner)
+    base = 1 << 40
+    assert list(pinner.pieces(base + 4 * MIB, 14 * MIB)) == [
+        (0, 4 * MIB),
+        (4 * MIB, 12 * MIB),
+        (12 * MIB, 14 * MIB),
+    ]
+    assert list(pinner.pieces(base + 30 * MIB, 4 * MIB)) == [(0, 2 * MIB), (2 * MIB, 4 * MIB)]
+    assert list(pinner.pieces(base + 64 * MIB, 4 * MIB)) == [(0, 4 * MIB)]
+    assert list(pinner.pieces(12345, 4 * MIB)) == [(0, 4 * MIB)]
+    pinner.close()
+
+
+def test_one_budget_for_all_loaders(caplog):
+    """Two loaders share the budget; beyond it memory stays as it is, which is said once."""
+    device = Pins()
+    first, second = (Pinner(device, budget=64 * MIB) for _ in range(2))
+    first.use(region(1 << 40), 40 * MIB)
+    second.use(region(1 << 41), 40 * MIB)
+    second.use(region(1 << 41), 48 * MIB)
+    settled(first)
+    settled(second)
+    assert sum(device.pinned.values()) == 40 * MIB
+    assert second.refused is not None
+    assert sum("pinned memory" in record.message for record in caplog.records) == 1
+    first.close()
+    second.close()
+    third = Pinner(device, budget=64 * MIB)
+    third.use(region(1 << 42), 40 * MIB)
+    settled(third)
+    assert device.pinned == {1 << 42: 40 * MIB}
+    third.close()
+
+
+def test_refused_pinning_is_said_once(caplog):
+    """A driver that refuses is asked no more, and the loader goes on."""
+    pinner = Pinner(Pins(refuses=True), budget=1 << 30)
+    for number in range(3):
+        pinner.use(region((number + 1) << 40), 8 * MIB)
+    settled(pinner)
+    assert "304" in pinner.refused
+    assert pinner.nbytes == 0
+    assert sum("ulimit" in record.message for record in caplog.records) == 1
+    pinner.close()
+
+
+def bytes_at(tensor, borders):
+    """Return a pinner to whom the tensor's memory has pieces that end at these places."""
+    pinner = Pinner(Pins(), budget=1 << 30)
+    base = tensor.data_ptr()
+    pinner._regions[base] = SimpleNamespace(base=base, capacity=tensor.nbytes)
+    pinner._borders[base] = [base + border for border in borders]
+    return pinner
+
+
+@given(st.lists(st.integers(1, 3999), unique=True).map(sorted), st.booleans())
+def test_pieces_make_the_whole(borders, last):
+    """However many borders there are, a tensor arrives whole, whatever its strides."""
+    source = torch.arange(1000, dtype=torch.int32).view(2, 20, 25)
+    source = source.movedim(-1, -2) if last else source
+    copied = Transfer(Pins(), bytes_at(source, borders)).send(source)
+    assert torch.equal(copied, source)
+    assert copied.stride() == source.stride()
+
+
+def test_decoders_never_see_a_border():
+    """Encoded bytes over two pieces go to the decoder as a copy: its own copies know no pieces."""
+    data = torch.arange(200, dtype=torch.uint8)
+    whole = Stage(Pins(), pinner=bytes_at(data, [300]))._in_one_piece(data)
+    apart = Stage(Pins(), pinner=bytes_at(data, [100]))._in_one_piece(data)
+    assert whole.data_ptr() == data.data_ptr()
+    assert apart.data_ptr() != data.data_ptr()
+    assert torch.equal(apart, data)
+
+
+def test_a_decoder_that_raises_is_given_up():
+    """What breaks a library ends its use, with the reason, and pictures go to the CPU."""
+    said = []
+
+    class Broken:
+        name = "broken"
+
+        def decode(self, encoded):
+            raise RuntimeError("the engines are gone")
+
+    stage = Stage(Pins(), decoder=Broken(), lost=said.append)
+    assert stage._try(None) is None
+    assert stage._try(None) is None
+    assert said == ["broken: the engines are gone"]
+
+
+class Own(dict):
+    """A mapping that knows more than its items."""
+
+    def __init__(self, items=(), *, note=None):
+        super().__init__(items)
+        self.note = note
+
+
+@pytest.mark.parametrize("tree", [{"a": 1}, [1, 2], (1, (2, [3])), Own({"a": 1}, note="kept")])
+def test_trees_keep_their_types(tree):
+    """Containers come out as they went in, with what they know of themselves."""
+    changed = map_leaves(tree, lambda leaf: leaf)
+    assert changed == tree
+    assert type(changed) is type(tree)
+    assert getattr(changed, "note", None) == getattr(tree, "note", None)
