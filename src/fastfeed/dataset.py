@@ -198,6 +198,9 @@ class ShardDataset(Dataset[dict[str, Any]]):
         if stats is not None:
             for step, seconds in report.steps_s.items():
                 stats.spent(step, seconds)
+            stats.left_to_device(
+                deferred=report.deferred, refused=report.refused, failed=report.failed
+            )
         for bad in report.bad:
             if self._bad.add(bad):
                 log.warning(

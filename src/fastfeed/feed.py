@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from torch.utils.data import default_collate
 
-from fastfeed.collating.collate import HeapWriter
-from fastfeed.collating.partly import partly
-from fastfeed.collating.ragged import Ragged, gather
+from fastfeed.collating.assemble import Assembly, Left, kept_of
 from fastfeed.decoding.compile import compile_fields, without_normalize
-from fastfeed.errors import EmptyBatchError, FastfeedError, SampleError, ShardError, located
+from fastfeed.errors import FastfeedError, SampleError, ShardError, located
 from fastfeed.fields import Bytes
 from fastfeed.options import SUBSTITUTE_TRIES
 from fastfeed.plan import substitute
@@ -29,12 +26,12 @@ from fastfeed.policy import BadSample, FeedReport
 from fastfeed.reading.read import Records, read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from fastfeed.collating.collate import Writer
-    from fastfeed.collating.partly import PartlyDecoded
+    from fastfeed.collating.ragged import Ragged
     from fastfeed.decoding.defer import Deferred, DeviceSide
     from fastfeed.fields import Field
     from fastfeed.policy import OnError
@@ -49,31 +46,6 @@ _PAGE = 4096
 
 
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What of a batch is left to the device, by place in the batch."""
-
-    pictures: Mapping[int, tuple[dict[str, Deferred], Values]]
-    wanted: NDArray[np.int64]
-    epoch: int
-
-    def closed_up(self, good: NDArray[np.bool_]) -> Left:
-        """Return the same without the samples that are not good, none of which is left."""
-        places = np.cumsum(good) - 1
-        moved = {int(places[place]): one for place, one in self.pictures.items()}
-        return Left(moved, self.wanted[good], self.epoch)
-
-    def partly(
-        self, name: str, rows: NDArray[np.uint8], writer: Writer, *, count: int
-    ) -> PartlyDecoded:
-        """Return one output of a batch of `count` samples."""
-        pictures = [
-            (place, int(self.wanted[place]), found[name])
-            for place, (found, _) in self.pictures.items()
-        ]
-        return partly(rows, pictures, writer, count=count, epoch=self.epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +81,7 @@ class Feed:
         self._raw = {n: f for n, f in options.fields.items() if isinstance(f, Bytes)}
         self._only_raw = len(self._raw) == len(options.fields) and options.transform is None
         self._pictures = frozenset(self._decoder.pictures if options.device is not None else ())
+        self._assembly = Assembly(self._decoder, options.fields, self._pictures)
         self._columns = {name: i for i, name in enumerate(self._decoder.sources)}
         self._pool = ThreadPoolExecutor(threads, "fastfeed-decode") if threads > 1 else None
         self._threads = threads
@@ -134,15 +107,15 @@ class Feed:
             return {name: self._view(records, name) for name in self._raw}
         if self._options.transform is not None:
             with self._timed("decode"):
-                return default_collate(_kept(self._decode_all(records, wanted, epoch, {}, {})))
-        rows = self._rows(len(wanted), writer, but=self._pictures)
+                return default_collate(kept_of(self._decode_all(records, wanted, epoch, {}, {})))
+        rows = self._assembly.rows(len(wanted), writer, but=self._pictures)
         with self._timed("defer"):
             left = self._defer(records, wanted, epoch, rows, share=share)
-        rows |= self._rows(len(wanted) - len(left), writer, only=self._pictures)
+        rows |= self._assembly.rows(len(wanted) - len(left), writer, only=self._pictures)
         with self._timed("decode"):
             values = self._decode_all(records, wanted, epoch, rows, left)
         with self._timed("collate"):
-            return self._collate(rows, values, writer, Left(left, wanted, epoch))
+            return self._assembly.batch(rows, values, writer, Left(left, wanted, epoch))
 
     def samples(self, indices: Sequence[int], epoch: int) -> list[Values]:
         """Return samples one by one, as tensors of their own memory, in the order asked for."""
@@ -150,11 +123,11 @@ class Feed:
         records = self._read(wanted, lambda n: np.empty(n, dtype=np.uint8))
         samples = []
         for i, index in enumerate(wanted):
-            rows = self._rows_of_one()
+            rows = self._assembly.rows_of_one()
             values = self._usable(records, i, int(index), epoch, rows)
             if values is not None:
                 transformed = self._options.transform is not None
-                samples.append(values if transformed else self._as_sample(rows, values))
+                samples.append(values if transformed else self._assembly.sample(rows, values))
         return samples
 
     def take_report(self) -> FeedReport:
@@ -260,7 +233,9 @@ class Feed:
             own = {
                 name: row[turn if name in self._pictures else i, ...] for name, row in rows.items()
             }
-            return self._usable(records, i, int(wanted[i]), epoch, own or self._rows_of_one())
+            return self._usable(
+                records, i, int(wanted[i]), epoch, own or self._assembly.rows_of_one()
+            )
 
         values: list[Values | None] = [None] * len(wanted)
         for place, (_, value) in left.items():
@@ -331,7 +306,7 @@ class Feed:
                 raise error from error.__cause__
         if self._options.transform is None:
             return values
-        return self._options.transform(self._as_sample(rows, values), draw)
+        return self._options.transform(self._assembly.sample(rows, values), draw)
 
     def _sources(
         self, records: Records | list[Records | ShardError], i: int, index: int, epoch: int
@@ -345,90 +320,10 @@ class Feed:
         sources = {name: records.data(i, column) for name, column in self._columns.items()}
         return sources, (self._options.seed, epoch, index)
 
-    # Collating
-
-    def _rows(
-        self,
-        count: int,
-        writer: Writer,
-        *,
-        only: Collection[str] | None = None,
-        but: Collection[str] = (),
-    ) -> dict[str, NDArray[Any]]:
-        """Return the batch memory of outputs whose shape is known beforehand."""
-        return {
-            name: writer.empty((count, *row.shape), row.dtype)
-            for name, row in self._decoder.layout.items()
-            if name not in but and (only is None or name in only)
-        }
-
-    def _rows_of_one(self) -> dict[str, NDArray[Any]]:
-        return {name: row[0, ...] for name, row in self._rows(1, HeapWriter()).items()}
-
-    def _as_sample(self, rows: Mapping[str, NDArray[Any]], values: Values) -> Values:
-        """Return one sample as the user sees it: tensors, pictures as [channels, height, width]."""
-        sample = {name: self._tensor(name, row) for name, row in rows.items()} | values
-        return {name: self._value(name, sample[name]) for name in self._options.fields}
-
-    def _collate(
-        self,
-        rows: Mapping[str, NDArray[Any]],
-        values: list[Values | None],
-        writer: Writer,
-        left: Left,
-    ) -> Any:
-        kept = _kept(values)
-        if len(kept) < len(values):  # close the gaps that skipped samples left
-            good = np.array([v is not None for v in values])
-            here = good[[i for i in range(len(values)) if i not in left.pictures]]
-            rows = {n: row[here if n in self._pictures else good] for n, row in rows.items()}
-            left = left.closed_up(good)
-        batch: Values = {}
-        for name in self._options.fields:
-            if left.pictures and name in self._pictures:
-                batch[name] = left.partly(name, rows[name], writer, count=len(kept))
-            elif name in rows:
-                batch[name] = self._tensor(name, rows[name])
-            elif name in self._raw:
-                batch[name] = gather([v[name] for v in kept], writer)
-            else:
-                batch[name] = [self._value(name, v[name]) for v in kept]
-        return batch
-
-    def _tensor(self, name: str, memory: NDArray[Any]) -> torch.Tensor:
-        """Return a fixed output as a tensor; pictures get their channel axis in torch's place."""
-        if self._decoder.layout[name].channels_last:
-            return self._picture(name, memory)
-        return torch.from_numpy(memory)
-
-    def _picture(self, name: str, memory: NDArray[Any]) -> torch.Tensor:
-        tensor = torch.from_numpy(memory)
-        if self._decoder.is_bfloat16(name):
-            tensor = tensor.view(torch.bfloat16)
-        return tensor.movedim(-1, -3)
-
-    def _value(self, name: str, value: Any) -> Any:
-        """Return a variable output as the user sees it."""
-        if not isinstance(value, np.ndarray):
-            return value
-        if self._decoder.channels_last(name):
-            return self._picture(name, value)
-        try:
-            # torch has no foreign byte order.
-            return torch.from_numpy(value.astype(value.dtype.newbyteorder("="), copy=False))
-        except TypeError:  # dtypes that torch does not have stay arrays
-            return value
-
     def _view(self, records: Records, name: str) -> Ragged:
-        """Return a raw field as views of the buffer it was read into."""
-        sizes, starts = records.sizes, records.starts
-        columns = [self._columns[source] for source in self._raw[name].names]
-        column = columns[0]
-        return Ragged(
-            torch.from_numpy(records.buffer),
-            torch.from_numpy(starts[:, column].copy()),
-            torch.from_numpy(sizes[:, column].copy()),
-        )
+        column = self._columns[self._raw[name].names[0]]
+        starts, sizes = records.starts[:, column], records.sizes[:, column]
+        return self._assembly.view(records.buffer, starts, sizes)
 
     @contextmanager
     def _timed(self, step: str) -> Iterator[None]:
@@ -438,11 +333,3 @@ class Feed:
         finally:
             seconds = time.perf_counter() - started
             self._report.steps_s[step] = self._report.steps_s.get(step, 0.0) + seconds
-
-
-def _kept(values: list[Values | None]) -> list[Values]:
-    """Return the samples that were not skipped."""
-    kept = [v for v in values if v is not None]
-    if not kept:
-        raise EmptyBatchError(f"all {len(values)} samples of the batch were skipped")
-    return kept

@@ -17,7 +17,7 @@ from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
 from fastfeed.inprocess import InProcessIterator
 from fastfeed.iteration import WorkerIterator, region_bytes
-from fastfeed.options import AutoWorkers, resolve_workers
+from fastfeed.options import AutoWorkers, resolve_workers, widen_gpu_queues
 from fastfeed.progress import Progress, resting
 from fastfeed.resume import LoaderState
 from fastfeed.sampler import ShardSampler
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fastfeed.collating.fetch import Source
     from fastfeed.device.output import OutputKind
     from fastfeed.device.path import Decode
+    from fastfeed.tuner.decision import Decision
 
 
 def _lightning_asks() -> bool:
@@ -174,6 +175,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.batch_transform = batch_transform
         self.pinned_budget = pinned_budget
         self._device_options().check()
+        if device is not None and decode != "cpu" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            widen_gpu_queues()
         self._device_path: DevicePath | None = None
         self._stats = Stats()
         self._epoch = 0
@@ -189,11 +192,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def snapshot(self) -> Snapshot:
         """Return rates and waits so far as a frozen value."""
-        return self._stats.snapshot()
+        path = self._device_path
+        return self._stats.snapshot(None if path is None else path.facts())
 
     def report(self) -> str:
         """Return rates, waits and where the time went, in words."""
-        return describe(self._stats.snapshot(), workers=self.num_workers)
+        return describe(self.snapshot(), workers=self.num_workers)
+
+    @property
+    def tuning(self) -> tuple[Decision, ...]:
+        """Every change that the loader made to itself while it ran, with the figures behind it."""
+        return () if self._device_path is None else tuple(self._device_path.tuner.decisions)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, here and wherever else it is kept.

@@ -45,12 +45,30 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """How a loader uses its device."""
+
+    name: str
+    decoder: str | None
+    """Which library decodes pictures there, None if none does."""
+    rejected: tuple[tuple[str, str], ...]
+    """Decoders that cannot be used, each with the reason."""
+    share: float
+    """Share of each batch that is left to it now."""
+    pinned_nbytes: int
+    unpinned_why: str | None
+    """Why not all batches are copied from pinned memory, if so."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What a loader did so far; times in seconds.
 
     `elapsed_s` runs from the first request for a batch to the last delivery, epochs' gaps
     included. `busy_s` is the time workers spent on the delivered batches, all workers together,
-    and `steps_s` splits it by the steps of the path where the data set reports them.
+    and `steps_s` splits it by the steps of the path where the data set reports them. Of pictures
+    that were to be decoded on the device, `deferred` were, `refused` are of kinds that it does not
+    do, and at `failed` of the deferred its decoder failed; the CPU made those.
     """
 
     batches: int
@@ -65,6 +83,10 @@ class Snapshot:
     wait_max_s: float
     busy_s: float
     steps_s: dict[str, float] = field(default_factory=dict)
+    deferred: int = 0
+    refused: int = 0
+    failed: int = 0
+    device: DeviceFacts | None = None
 
     @property
     def samples_per_s(self) -> float:
@@ -82,6 +104,7 @@ class Stats:
         self._samples = self._nbytes = self._copied = 0
         self._busy_s = 0.0
         self._steps_s: dict[str, float] = {}
+        self._deferred = self._refused = self._failed = 0
 
     def delivered(
         self, *, wait_s: float, busy_s: float, samples: int, nbytes: int, copied: bool
@@ -101,8 +124,14 @@ class Stats:
         """Count time that workers spent in one step of the path."""
         self._steps_s[step] = self._steps_s.get(step, 0.0) + seconds
 
-    def snapshot(self) -> Snapshot:
-        """Return the counts so far."""
+    def left_to_device(self, *, deferred: int, refused: int, failed: int) -> None:
+        """Count samples by what became of their decoding on the device."""
+        self._deferred += deferred
+        self._refused += refused
+        self._failed += failed
+
+    def snapshot(self, device: DeviceFacts | None = None) -> Snapshot:
+        """Return the counts so far, with what is known of the device."""
         waits = self._waits
         return Snapshot(
             batches=waits.count,
@@ -117,6 +146,10 @@ class Stats:
             wait_max_s=waits.longest_s,
             busy_s=self._busy_s,
             steps_s=dict(self._steps_s),
+            deferred=self._deferred,
+            refused=self._refused,
+            failed=self._failed,
+            device=device,
         )
 
 
@@ -145,10 +178,29 @@ def describe(snapshot: Snapshot, *, workers: int) -> str:
         lines.append(f"  workers' time by step: {parts}")
     elif snapshot.busy_s:
         lines.append(f"  workers' time: {snapshot.busy_s:.2f} s")
+    if snapshot.device is not None:
+        lines.append(f"  {_of_device(snapshot, snapshot.device)}")
     if snapshot.copied:
         lines.append(f"  {snapshot.copied:,} batches were copied because many were kept at a time")
     lines.append(f"  {_verdict(share)}")
     return "\n".join(lines)
+
+
+def _of_device(snapshot: Snapshot, device: DeviceFacts) -> str:
+    words = [f"{device.name}: {device.pinned_nbytes / 2**20:,.0f} MiB pinned"]
+    if device.unpinned_why:
+        words.append(f"no more because {device.unpinned_why}")
+    if device.decoder is not None:
+        words.append(
+            f"{device.decoder} decoded {snapshot.deferred - snapshot.failed:,} pictures, "
+            f"{device.share:.0%} of a batch now"
+        )
+    if snapshot.refused or snapshot.failed:
+        words.append(
+            f"{snapshot.refused:,} are of kinds that it does not do and it failed at "
+            f"{snapshot.failed:,}: the CPU made those"
+        )
+    return ", ".join(words)
 
 
 def _verdict(share: float) -> str:

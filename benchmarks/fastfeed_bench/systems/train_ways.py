@@ -92,7 +92,8 @@ class Fastfeed:
 
     def pinned_bytes(self) -> int | None:
         """Return what the loader says."""
-        return getattr(self._loader.snapshot(), "pinned_bytes", None)
+        device = self._loader.snapshot().device
+        return None if device is None else device.pinned_nbytes
 
     def close(self) -> None:
         """Let the loader go; its workers end with it."""

@@ -22,6 +22,7 @@ from fastfeed.device.stage import Stage
 from fastfeed.errors import OptionError
 from fastfeed.fields import Image
 from fastfeed.options import parse_size
+from fastfeed.stats import DeviceFacts
 from fastfeed.topology import local_rank, memlock_limit, memory_limit, pinned_budget, place_workers
 from fastfeed.tuner.split import SplitTuner
 
@@ -93,10 +94,11 @@ class DevicePath:
 
     def __init__(self, options: DeviceOptions, source: Source) -> None:
         self.device: Device = open_device(options.device)
-        self.device.enter_thread()
         self._source = source
         self.side: DeviceSide | None = None
         self.decoder: PictureDecoder | None = None
+        self.pinner: Pinner | None = None
+        """Of the last iterator."""
         self.rejected: tuple[tuple[str, str], ...] = ()
         """Decoders that are not used, each with the reason."""
         normalizes: dict[str, Normalize] = {}
@@ -168,6 +170,17 @@ class DevicePath:
         self.decoder = None
         self.tuner.share, self.tuner.fixed = 0.0, True
 
+    def facts(self) -> DeviceFacts:
+        """Return how the device is used now."""
+        return DeviceFacts(
+            name=str(self.device.target),
+            decoder=None if self.decoder is None else self.decoder.name,
+            rejected=self.rejected,
+            share=self.tuner.share,
+            pinned_nbytes=0 if self.pinner is None else self.pinner.nbytes,
+            unpinned_why=None if self.pinner is None else self.pinner.refused,
+        )
+
     def mover(self) -> Mover:
         """Return what moves batches one by one, for a loop without workers."""
         return Mover(self.stage(), self.output, self.tuner.share)
@@ -175,6 +188,6 @@ class DevicePath:
     def pool(self, workers: Pool, *, prefetch: int) -> DevicePool:
         """Return the workers with a stage behind them."""
         # A worker's batches: those that wait, one that is copied, one that is being made.
-        pinner = Pinner(self.device, budget=self.pinned.nbytes, batches=prefetch + 2)
-        stage = self.stage(pinner)
+        self.pinner = Pinner(self.device, budget=self.pinned.nbytes, batches=prefetch + 2)
+        stage = self.stage(self.pinner)
         return DevicePool(workers, stage, self.output, Share(self.tuner), prefetch=prefetch)

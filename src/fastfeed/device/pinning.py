@@ -114,7 +114,7 @@ class Pinner:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
-        self.refused = "closed"
+        self.refused = self.refused or "the workers have ended"
         for base, borders in self._borders.items():
             start = base
             for border in borders:
