@@ -208,14 +208,17 @@ def test_c03_telltale_of_dots_in_keys(pack_tar, run):
 def test_decode(make_tree, photos, tmp_path, run, built):
     """Pictures, JSON and numbers are decoded on demand; the bad ones are named."""
     whole = photos[0].read_bytes()
-    tree = make_tree({"a/good.jpg": whole, "a/cut.jpg": whole[: len(whole) // 2]})
+    cut = whole[: len(whole) // 2]
+    ended = cut + b"\xff\xd9"  # Pillow fills this one up and says nothing
+    tree = make_tree({"a/good.jpg": whole, "a/cut.jpg": cut, "a/ended.jpg": ended})
     (tree / "a/cut.json").write_text("{")
     built("build", tree, tmp_path / "out")
     assert run("verify", tmp_path / "out")[0] == 0
     code, out, err = run("verify", tmp_path / "out", "--decode")
     assert code == 1
-    assert "2 problems" in out
+    assert "3 problems" in out
     assert "key 'a/cut', field 'jpg'" in err
+    assert "key 'a/ended', field 'jpg'" in err
     assert "key 'a/cut', field 'json'" in err
 
 

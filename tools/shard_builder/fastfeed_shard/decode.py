@@ -6,6 +6,8 @@ import io
 import json
 import warnings
 
+from fastfeed.fields import MAX_PIXELS
+
 PICTURES = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm", "avif"}
 )
@@ -31,11 +33,39 @@ def why_undecodable(field: str, data: bytes) -> str | None:
 def _decode_picture(data: bytes) -> None:
     from PIL import Image
 
+    _decode_strictly(data)
+
     with warnings.catch_warnings():
         # A picture so large that Pillow warns of it is one that training would refuse.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         with Image.open(io.BytesIO(data)) as picture:
             picture.load()
+
+
+def _decode_strictly(data: bytes) -> None:
+    """Raise DecodeError for a JPEG whose pixels end too early.
+
+    Pillow fills such a picture up and says nothing, and so do the JPEG engines of a GPU.
+    """
+    import numpy as np
+
+    from fastfeed.decoding import turbojpeg
+    from fastfeed.decoding.jpeg_header import is_jpeg
+    from fastfeed.decoding.window import Box
+
+    if not is_jpeg(memoryview(data)) or turbojpeg.shared_library() is None:
+        return
+    header = turbojpeg.read_header(np.frombuffer(data, np.uint8))
+    if header is None or not header.supported or header.height * header.width > MAX_PIXELS:
+        return  # Pillow says what is wrong, or can do it
+    turbojpeg.decode_region(
+        header,
+        Box(0, 0, header.width, header.height),
+        shrink=1,
+        gray=True,
+        scratch=lambda nbytes: np.empty(nbytes, np.uint8),
+        tolerant=False,
+    )
 
 
 def _decode_array(data: bytes) -> None:
