@@ -1,0 +1,297 @@
+"""Compressed shards as the plain tars that they hold, read by position like any other.
+
+A shard whose zstd frames are listed in a table (docs/format.md) is read where it lies: a request
+costs the frames that it touches, each decompressed by itself and checked. Any other compressed
+shard is inflated once into the cache folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NoReturn
+
+from fastfeed.errors import ShardError, StorageError
+from fastfeed.options import cache_folder
+from fastfeed.shardfile.header import BLOCK, compression_of, is_header
+from fastfeed.shardfile.seekable import (
+    FOOTER_BYTES,
+    SeekTable,
+    content_checksum,
+    load_table,
+    table_bytes,
+)
+from fastfeed.storage.frames import FrameCache
+from fastfeed.storage.inflated import open_inflated
+from fastfeed.storage.open import open_storage
+from fastfeed.storage.streams import KINDS
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from zstandard import ZstdDecompressor
+
+    from fastfeed.storage.open import Storage
+
+# Larger frames are no good for reading by position: each is decoded for every sample in it.
+_LARGEST_FRAME = 32 << 20
+# Read together with the footer, so that most tables take one request.
+_TAIL = 64 << 10
+_REQUEST = 8 << 20
+_WAY_OUT = "Copy or build the shard again"
+
+
+class _OfThread(threading.local):
+    """The decompressor of each thread; it also serves the process that a thread forks."""
+
+    def __init__(self) -> None:
+        import zstandard
+
+        self.decompressor: ZstdDecompressor = zstandard.ZstdDecompressor()
+
+
+class CompressedShard:
+    """The tar in a seekable `.tar.zst`. Safe to use from several threads and after a fork.
+
+    Every frame is compared with the table: its sizes before memory is asked for, and its checksum.
+    """
+
+    def __init__(
+        self, inner: Storage, table: SeekTable, *, name: str, cache: FrameCache | None = None
+    ) -> None:
+        self._inner = inner
+        self._table = table
+        self._name = name
+        self._cache = FrameCache() if cache is None else cache
+        self._base = self._cache.base()
+        self._own = _OfThread()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tar."""
+        return self._table.size
+
+    def read_at(self, offset: int, size: int, /) -> bytes:
+        """Return `size` bytes at `offset`; fewer only if the tar ends before."""
+        buffer = bytearray(max(0, min(size, self.size - offset)))
+        if buffer:
+            self.read_into(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def read_into(self, offset: int, buffer: memoryview, /) -> None:
+        """Fill all of `buffer` with the bytes at `offset`, or raise an error."""
+        end = offset + len(buffer)
+        if offset < 0 or end > self.size:
+            raise StorageError(
+                f"{self._name!r} holds {self.size:,} bytes, and those at {offset:,} to {end:,} "
+                "were asked for",
+                offset=offset,
+            )
+        if not len(buffer):
+            return
+        starts = self._table.starts
+        number = bisect_right(starts, offset) - 1
+        if end <= starts[number + 1]:
+            frame = self._cache.get(self._base + number)
+            if frame is None:
+                frame = self._keep(number, self._stored(number, number))
+            start = starts[number]
+            buffer[:] = frame[offset - start : end - start]
+            return
+        self._read_frames(range(number, bisect_left(starts, end)), offset, buffer)
+
+    def _read_frames(self, numbers: range, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with several frames, of which the first and the last may be cut."""
+        starts, missing = self._table.starts, []
+        for number in numbers:
+            frame = self._cache.get(self._base + number)
+            if frame is None:
+                missing.append(number)
+            else:
+                self._place(frame, number, offset, buffer)
+        for first, last in self._requests(missing):
+            data = self._stored(first, last)
+            base = self._table.places[first]
+            for number in range(first, last + 1):
+                stored = data[self._table.places[number] - base : self._table.ends[number] - base]
+                start = starts[number] - offset
+                stop = starts[number + 1] - offset
+                if start < 0 or stop > len(buffer):
+                    self._place(self._keep(number, stored), number, offset, buffer)
+                elif not self._decode_into(number, stored, buffer[start:stop]):
+                    buffer[start:stop] = self._decode(number, stored)
+
+    def _place(self, frame: memoryview, number: int, offset: int, buffer: memoryview) -> None:
+        """Copy the part of a frame that a request for `buffer` at `offset` wants."""
+        start = self._table.starts[number] - offset
+        skipped = max(0, -start)
+        part = frame[skipped : len(buffer) - start]
+        buffer[start + skipped : start + skipped + len(part)] = part
+
+    def _requests(self, numbers: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield first and last of the frames that one request reads: neighbours, and not many."""
+        places, ends = self._table.places, self._table.ends
+        at = 0
+        while at < len(numbers):
+            first = last = numbers[at]
+            at += 1
+            while (
+                at < len(numbers)
+                and numbers[at] == last + 1
+                and places[last + 1] == ends[last]
+                and ends[last + 1] - places[first] <= _REQUEST
+            ):
+                last += 1
+                at += 1
+            yield first, last
+
+    def _stored(self, first: int, last: int) -> memoryview:
+        """Return the bytes of neighbouring frames as they lie in the file."""
+        place = self._table.places[first]
+        nbytes = self._table.ends[last] - place
+        data = self._inner.read_at(place, nbytes)
+        if len(data) < nbytes:
+            self._fail("ends in the middle of a zstd frame", first)
+        return memoryview(data)
+
+    def _keep(self, number: int, stored: memoryview) -> memoryview:
+        frame = memoryview(self._decode(number, stored))
+        self._cache.put(self._base + number, frame)
+        return frame
+
+    def _decode(self, number: int, stored: memoryview) -> bytes:
+        """Return the content of a frame."""
+        import zstandard
+
+        size = self._table.starts[number + 1] - self._table.starts[number]
+        try:
+            told = zstandard.get_frame_parameters(stored)
+            if told.content_size not in {size, zstandard.CONTENTSIZE_UNKNOWN}:
+                self._fail(f"has a frame of {told.content_size:,} bytes, not {size:,}", number)
+            content = self._own.decompressor.decompress(
+                stored, max_output_size=size, allow_extra_data=False
+            )
+        except zstandard.ZstdError as error:
+            self._fail(f"has a damaged zstd frame ({error})", number)
+        if len(content) != size:
+            self._fail(f"has a frame of {len(content):,} bytes, not {size:,}", number)
+        if self._table.checksums is not None:
+            # The same checksum ends the frame, where it has one, and the library has compared it.
+            checksum: bytes | memoryview = stored[-4:]
+            if not told.has_checksum:
+                checksum = content_checksum(memoryview(content)).to_bytes(4, "little")
+            if checksum != self._table.checksums[number]:
+                self._fail("has a frame of other content than its table says", number)
+        return content
+
+    def _decode_into(self, number: int, stored: memoryview, buffer: memoryview) -> bool:
+        """Decode a frame to where it is wanted, if that proves it as well; says whether it did.
+
+        The table has the same checksum as a frame that ends with one: a frame that begins and ends
+        as it should, and whose content the library has compared with its end, is whole.
+        """
+        import zstandard
+
+        checksums = self._table.checksums
+        try:
+            told = zstandard.get_frame_parameters(stored)
+            fits = told.content_size == len(buffer) and told.has_checksum and told.dict_id == 0
+            if checksums is None or not fits or stored[-4:] != checksums[number]:
+                return False
+            reader = self._own.decompressor.stream_reader(stored, read_across_frames=False)
+            with reader:
+                return bool(reader.readinto(buffer) == len(buffer))
+        except zstandard.ZstdError:
+            return False  # the other way says what is wrong
+
+    def advise(self, offset: int, size: int) -> None:
+        """Hint that these bytes will be read soon."""
+        starts = self._table.starts
+        first = bisect_right(starts, max(0, offset)) - 1
+        last = bisect_left(starts, min(offset + size, self.size)) - 1
+        if 0 <= first <= last < len(starts) - 1:
+            place = self._table.places[first]
+            self._inner.advise(place, self._table.ends[last] - place)
+
+    def close(self) -> None:
+        """Give back what the shard holds open; more than once is fine."""
+        self._inner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CompressedShard({self._name!r}, {self.size:,} bytes)"
+
+    def _fail(self, fact: str, number: int) -> NoReturn:
+        raise ShardError(
+            f"the shard {fact}",
+            way_out=_WAY_OUT,
+            shard=self._name,
+            offset=self._table.places[number],
+        )
+
+
+def open_shard(
+    url: str | os.PathLike[str],
+    *,
+    cache: FrameCache | None = None,
+    folder: Path | None = None,
+) -> Storage:
+    """Open a shard as a plain tar, whether it is compressed or not.
+
+    `cache` keeps decoded frames, and may be shared by shards; `folder` keeps what must be inflated
+    (default: fastfeed's cache folder). Raises StorageError if the shard cannot be opened, and
+    ShardError if it is compressed and damaged.
+    """
+    storage = open_storage(url)
+    try:
+        return wrap(storage, str(url), cache=cache, folder=folder)
+    except BaseException:
+        storage.close()
+        raise
+
+
+def wrap(
+    storage: Storage, name: str, *, cache: FrameCache | None = None, folder: Path | None = None
+) -> Storage:
+    """Return the tar in an open shard: the shard itself unless its first bytes say otherwise.
+
+    What is returned holds `storage`, or has closed it. Compressions that are not read are left to
+    whoever walks the tar, which names them.
+    """
+    start = storage.read_at(0, BLOCK)
+    kind = compression_of(start)
+    if kind not in KINDS or (len(start) == BLOCK and is_header(start)):
+        return storage
+    if kind == "zstd":
+        table = read_table(storage, name)
+        if table is not None and table.largest <= _LARGEST_FRAME:
+            return CompressedShard(storage, table, name=name, cache=cache)
+    folder = (cache_folder() if folder is None else folder) / "inflated"
+    inflated = open_inflated(storage, name=name, kind=kind, folder=folder)
+    storage.close()
+    return inflated
+
+
+def read_table(storage: Storage, name: str) -> SeekTable | None:
+    """Return the table of a file of zstd frames, None if it has none."""
+    size = storage.size
+    tail = storage.read_at(max(0, size - _TAIL), min(size, _TAIL))
+    nbytes = table_bytes(tail[-FOOTER_BYTES:], size, shard=name)
+    if nbytes is None:
+        return None
+    table = tail[-nbytes:] if nbytes <= len(tail) else storage.read_at(size - nbytes, nbytes)
+    return load_table(table, size, shard=name)

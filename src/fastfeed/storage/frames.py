@@ -1,0 +1,56 @@
+"""The decoded frames of compressed shards that are kept, in bounded memory."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any, Final
+
+FRAME_CACHE: Final = 128 << 20
+"""Bytes of decoded frames that are kept, by default."""
+
+
+class FrameCache:
+    """Decoded frames of some shards, those used last, of up to `limit` bytes together.
+
+    There is no lock, since one held by another thread while a process forks would never be
+    released: each step on the dictionaries is atomic. Two threads may decode the same frame.
+    A copy for another process is empty.
+    """
+
+    def __init__(self, limit: int = FRAME_CACHE) -> None:
+        self._limit = limit
+        self._frames: dict[int, memoryview] = {}
+        self._used: dict[int, int] = {}
+        self._clock = count()
+        self._shards = count()
+
+    def base(self) -> int:
+        """Return the number from which on a shard numbers its frames."""
+        return next(self._shards) << 32
+
+    def get(self, key: int) -> memoryview | None:
+        """Return a frame, if it is kept."""
+        frame = self._frames.get(key)
+        if frame is not None:
+            self._used[key] = next(self._clock)
+        return frame
+
+    def put(self, key: int, frame: memoryview) -> None:
+        """Keep a frame, and let go of those that were not used for longest."""
+        self._used[key] = next(self._clock)
+        self._frames[key] = frame
+        held = self._frames.copy()
+        nbytes = sum(map(len, held.values()))
+        if nbytes <= self._limit:
+            return
+        # One byte in eight more than need be, so that sorting them costs little for each.
+        wanted = self._limit - self._limit // 8
+        for old in sorted(held, key=lambda one: self._used.get(one, -1)):
+            if nbytes <= wanted or old == key:
+                break
+            self._frames.pop(old, None)
+            self._used.pop(old, None)
+            nbytes -= len(held[old])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FrameCache, (self._limit,))
