@@ -90,8 +90,20 @@ def test_newer_versions_and_compression_say_what_to_do():
     """What this version cannot read is named as that, not as damage."""
     with pytest.raises(ShardError, match=r"version 2.*Upgrade"):
         reload(save_manifest(MANIFEST), version=2)
+    entry = {"name": "a.tar.lz4", "bytes": 1, "samples": 7, "compression": "lz4"}
+    with pytest.raises(ShardError, match="compressed with 'lz4'"):
+        reload(save_manifest(MANIFEST), shards=[entry])
+
+
+def test_compressed_shards_have_two_sizes():
+    """That of the tar, which the index is of, and that of the file; one without is damaged."""
+    shard = ShardEntry("a.tar.zst", 5000, 7, "xxh3_64:ab", "zstd", 900)
+    plain = ShardEntry("b.tar", 5000, 7)
+    again = reload(save_manifest(Manifest({"jpg": 14}, (shard, plain))))
+    assert again.shards == (shard, plain)
+    assert [entry.file_bytes for entry in again.shards] == [900, 5000]
     entry = {"name": "a.tar.zst", "bytes": 1, "samples": 7, "compression": "zstd"}
-    with pytest.raises(ShardError, match="compressed with 'zstd'"):
+    with pytest.raises(ShardError, match="stored_bytes"):
         reload(save_manifest(MANIFEST), shards=[entry])
 
 

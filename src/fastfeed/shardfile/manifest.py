@@ -33,11 +33,19 @@ class ShardEntry:
     name: str
     """Path of the shard relative to the manifest."""
     bytes: int
+    """Bytes of the tar, which is what its index is of."""
     samples: int
     digest: str | None = None
     """`<algorithm>:<hex digits>` of the whole file; the builder writes `xxh3_64`."""
     compression: str | None = None
-    """None for a plain tar, the only kind of this version."""
+    """None for a plain tar, or `zstd`."""
+    stored_bytes: int | None = None
+    """Bytes of the file of a compressed shard, None for a plain one."""
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the file."""
+        return self.bytes if self.stored_bytes is None else self.stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +64,7 @@ class Manifest:
 
 def save_manifest(manifest: Manifest, *, chunk: int = CHUNK) -> dict[str, bytes]:
     """Return file name -> content, in the order in which to write them: `dataset.json` last."""
-    shards = [{name: getattr(shard, name) for name in _ENTRY} for shard in manifest.shards]
+    shards = [_line(shard) for shard in manifest.shards]
     files: dict[str, bytes] = {}
     document: dict[str, Any] = {
         "format": _FORMAT,
@@ -72,6 +80,11 @@ def save_manifest(manifest: Manifest, *, chunk: int = CHUNK) -> dict[str, bytes]
             files[name] = _lines({"format": _FORMAT, "shards": shards[start : start + chunk]})
         document["chunks"] = list(files)
     return {**files, MANIFEST_NAME: _lines(document)}
+
+
+def _line(shard: ShardEntry) -> dict[str, Any]:
+    stored = {} if shard.compression is None else {"stored_bytes": shard.stored_bytes}
+    return {**{name: getattr(shard, name) for name in _ENTRY}, **stored}
 
 
 def _lines(document: dict[str, Any]) -> bytes:
@@ -135,13 +148,15 @@ def _entry(entry: dict[str, Any]) -> ShardEntry:
     name, digest, compression = entry["name"], entry.get("digest"), entry.get("compression")
     _require(isinstance(name, str) and is_contained(name), f"{name!r} is outside its folder")
     _require(digest is None or _DIGEST.fullmatch(digest), f"{digest!r} is no digest")
-    if compression is not None:
+    if compression not in {None, "zstd"}:
         raise ShardError(
             f"the shard is compressed with {compression!r}, which this version does not read",
             way_out="Build the data set as plain tar shards, or upgrade fastfeed",
             shard=name,
         )
-    return ShardEntry(name, _count(entry["bytes"]), _count(entry["samples"]), digest)
+    stored = None if compression is None else _count(entry["stored_bytes"])
+    nbytes, samples = _count(entry["bytes"]), _count(entry["samples"])
+    return ShardEntry(name, nbytes, samples, digest, compression, stored)
 
 
 def _count(value: object) -> int:
