@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
@@ -51,6 +52,28 @@ def parse_size(size: int | str, *, name: str) -> int:
     if not 0 < count < 1 << 63:
         raise OptionError(f"{name}={str(size)[:40]!r} must lie between nothing and 8 EiB")
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder on a local disk for copies of remote shards, shared by all jobs of the node.
+
+    It takes at most `size` bytes; what the plans of the jobs need last leaves first. The folder is
+    new, empty, or one that fastfeed made.
+    """
+
+    folder: str | os.PathLike[str]
+    size: int | str = "500GB"
+
+    def __post_init__(self) -> None:
+        if not os.fspath(self.folder):
+            raise OptionError("the cache folder has no name", way_out="Name one on a local disk")
+        _ = self.nbytes  # an error belongs to the call that made it
+
+    @property
+    def nbytes(self) -> int:
+        """The size as a number of bytes."""
+        return parse_size(self.size, name="size")
 
 
 def resolve_workers(num_workers: int, *, on_device: bool = False) -> int:
