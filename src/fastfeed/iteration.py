@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastfeed")
 
+_MAP = _DatasetKind.Map
 # Shared memory that all workers of a loader may take at the most, of what the machine has left;
 # pages are taken only as batches need them.
 _MEMORY_SHARE = 0.5
@@ -149,7 +150,9 @@ class WorkerIterator(_BaseDataLoaderIter):
             for worker in range(self._num_workers):
                 self._pool.begin(worker, generation=self._generation, told=loader.told_epoch())
         self._begin(first_iter=first_iter)
-        for _ in range(self._prefetch * self._num_workers):
+        self._workforce = loader.workforce(self._path, one_by_one=self._dataset_kind == _MAP)
+        self._workforce.begin()
+        for _ in range(self._prefetch * self._workforce.in_use):
             self._dispatch()
         loader.began(self._progress)
 
@@ -198,7 +201,8 @@ class WorkerIterator(_BaseDataLoaderIter):
         most = self._prefetch * self._num_workers // max(1, sum(self._active))
         for _ in range(self._num_workers):
             worker = next(self._cycle)
-            if self._active[worker] and (self._in_order or self._tasks[worker] < most):
+            works = self._active[worker] and worker < self._workforce.in_use
+            if works and (self._in_order or self._tasks[worker] < most):
                 break
         else:
             return
@@ -227,7 +231,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             samples = self._samples.pop(result.number)
             self._progress.deliver(result.number, worker=result.worker, state=result.state)
             try:
-                self._dispatch()
+                self._refill()
             except BaseException:  # the sampler failed; the batch is lost, its memory is not
                 arrival.give_up()
                 raise
@@ -242,6 +246,12 @@ class WorkerIterator(_BaseDataLoaderIter):
                 raise error
             if not arrival.empty:
                 return self._deliver(arrival, samples=samples, started=started)
+
+    def _refill(self) -> None:
+        """Ask for one more batch, as torch does; or for as many as the workers in use now need."""
+        missing = self._prefetch * self._workforce.in_use - len(self._owners)
+        for _ in range(missing if self._workforce.is_tuned else 1):
+            self._dispatch()
 
     def _note_next(self) -> None:
         """Note for a checkpoint whose turn it is, and which workers have given all they had."""
@@ -307,9 +317,12 @@ class WorkerIterator(_BaseDataLoaderIter):
             batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         elif copied:
             self._tell(copied)
+        wait_s, busy_s = time.perf_counter() - started, arrival.result.busy_s
+        stock = self._prefetch * self._workforce.in_use
+        self._workforce.delivered(wait_s=wait_s, busy_s=busy_s, stock=stock)
         self._stats.delivered(
-            wait_s=time.perf_counter() - started,
-            busy_s=arrival.result.busy_s,
+            wait_s=wait_s,
+            busy_s=busy_s,
             samples=samples,
             nbytes=nbytes,
             copied=copied is not None,

@@ -22,6 +22,7 @@ from fastfeed.progress import Progress, resting
 from fastfeed.resume import LoaderState
 from fastfeed.sampler import ShardSampler
 from fastfeed.stats import Snapshot, Stats, describe
+from fastfeed.workforce import Workforce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -178,6 +179,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if device is not None and decode != "cpu" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             widen_gpu_queues()
         self._device_path: DevicePath | None = None
+        self._workforce: Workforce | None = None
         self._stats = Stats()
         self._epoch = 0
         self._told_epoch: int | None = None
@@ -197,12 +199,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def report(self) -> str:
         """Return rates, waits and where the time went, in words."""
-        return describe(self.snapshot(), workers=self.num_workers)
+        return describe(self.snapshot(), workers=self.num_workers, in_use=self._in_use())
+
+    def _in_use(self) -> int:
+        return int(self.num_workers if self._workforce is None else self._workforce.in_use)
 
     @property
     def tuning(self) -> tuple[Decision, ...]:
         """Every change that the loader made to itself while it ran, with the figures behind it."""
-        return () if self._device_path is None else tuple(self._device_path.tuner.decisions)
+        workers = () if self._workforce is None else self._workforce.decisions
+        shares = () if self._device_path is None else tuple(self._device_path.tuner.decisions)
+        return (*workers, *shares)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, here and wherever else it is kept.
@@ -296,7 +303,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the loader has not begun."""
-        return {**self.__dict__, "_progress": None, "_iterator": None, "_device_path": None}
+        fresh = dict.fromkeys(("_progress", "_iterator", "_device_path", "_workforce"))
+        return {**self.__dict__, **fresh}
 
     # What trainers ask for
 
@@ -333,6 +341,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if self.device is not None and self._device_path is None:
             self._device_path = DevicePath(self._device_options(), source)
         return self._device_path
+
+    def workforce(self, path: DevicePath | None, *, one_by_one: bool) -> Workforce:
+        """Return who works: the same over all epochs.
+
+        Only a number of workers that we chose is tuned; not while the GPU's share is, which needs
+        all of them; nor where each worker has a part of the data, not `one_by_one`.
+        """
+        if self._workforce is None:
+            shared = path is not None and not path.tuner.fixed
+            tuned = isinstance(self.num_workers, AutoWorkers) and one_by_one and not shared
+            self._workforce = Workforce(self.num_workers, fixed=not tuned)
+        return self._workforce
 
     def told_epoch(self) -> int | None:
         """Return the epoch that `set_epoch` was called with last, None if it never was."""

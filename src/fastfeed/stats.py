@@ -153,16 +153,19 @@ class Stats:
         )
 
 
-def describe(snapshot: Snapshot, *, workers: int) -> str:
+def describe(snapshot: Snapshot, *, workers: int, in_use: int | None = None) -> str:
     """Return the report a person reads: rates, waits, where the time went, and what that means."""
     if not snapshot.batches:
         return "fastfeed: no batch was delivered yet"
     share = snapshot.waited_s / snapshot.elapsed_s if snapshot.elapsed_s else 0.0
+    hands = f"{int(workers)} workers"
+    if in_use is not None and in_use != workers:
+        hands = f"{in_use} of {hands} in use (num_workers={in_use} pins that)"
     lines = [
         (
             f"fastfeed: {snapshot.samples:,} samples in {snapshot.batches:,} batches, "
             f"{snapshot.samples_per_s:,.0f} samples/s, {snapshot.nbytes / 1e6:,.1f} MB, "
-            f"{workers} workers"
+            f"{hands}"
         ),
         (
             f"  wait for a batch: p50 {_ms(snapshot.wait_p50_s)}, p95 {_ms(snapshot.wait_p95_s)}, "

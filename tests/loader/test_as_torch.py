@@ -185,6 +185,7 @@ def test_attributes(draws):
     public = {name for name in vars(theirs) if not name.startswith("_")}
     assert public <= set(vars(ours))
     more = {"worker_kind", "worker_threads", "restart_workers", "snapshot_every_n_steps"}
+    more |= {"device", "decode", "output", "batch_transform", "pinned_budget"}
     assert {n for n in vars(ours) if not n.startswith("_")} - public == more
     for name in public - {"dataset", "sampler", "batch_sampler"}:
         assert getattr(ours, name) == getattr(theirs, name)

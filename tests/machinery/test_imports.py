@@ -22,7 +22,7 @@ ORDER = [
     {"reading", "sampler", "decoding", "slots"},
     {"collating"},
     {"readahead", "parcel", "indices"},
-    {"feed", "worker", "progress"},
+    {"feed", "worker", "progress", "workforce"},
     {"arrival"},
     {"process", "inprocess", "device"},
     {"workers", "threads", "dataset"},

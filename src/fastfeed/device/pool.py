@@ -160,6 +160,7 @@ class DevicePool:
         if arrival is None:
             self._results.put(None)  # the end stays the end
             if self._failure is not None:
+                self.close()
                 raise self._failure
         return arrival
 

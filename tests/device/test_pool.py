@@ -1,0 +1,170 @@
+"""The pool in front of a pool: deaths, ends and limits, with a device behind the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+
+import fastfeed as ff
+from fastfeed.device import pool as device_pool
+from fastfeed.errors import DeviceError, WorkerError
+
+
+class Samples(torch.utils.data.Dataset):
+    """Numbers; one sample may end its worker."""
+
+    def __init__(self, count=64, *, deadly=None):
+        self.count, self.deadly = count, deadly
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((1000,), index)
+
+
+def first_of(batches):
+    return [int(batch[0, 0]) for batch in batches]
+
+
+def test_a_dead_worker_is_raised_after_what_it_made(fake_device):
+    """Batches that were made before a death are delivered, then the death is raised."""
+    loader = iter(ff.DataLoader(Samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
+    seen = []
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        for batch in loader:
+            seen.append(int(batch[0, 0]))  # noqa: PERF401 - it must hold those before the error
+    assert seen == [0, 4, 8, 12, 16]
+    assert fake_device.pinned == {}
+
+
+def test_a_dead_worker_is_replaced(fake_device, tmp_path):
+    """With restarts the batches of a dead worker come from another one."""
+
+    class Once(Samples):
+        def __getitem__(self, index):
+            mark = tmp_path / "died"
+            if index == 21 and not mark.exists():
+                mark.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return torch.full((1000,), index)
+
+    loader = ff.DataLoader(Once(), batch_size=4, num_workers=2, device="cuda", restart_workers=1)
+    assert first_of(loader) == list(range(0, 64, 4))
+
+
+def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch):
+    """What goes wrong on the device is raised at its batch, and the next ones come."""
+    from fastfeed.device.stage import Stage
+
+    move = Stage.move
+
+    def fails(self, batch):
+        if int(batch[0, 0]) == 8:
+            raise DeviceError("no memory left")
+        return move(self, batch)
+
+    monkeypatch.setattr(Stage, "move", fails)
+    loader = iter(ff.DataLoader(Samples(32), batch_size=4, num_workers=2, device="cuda"))
+    assert first_of([next(loader), next(loader)]) == [0, 4]
+    with pytest.raises(DeviceError, match="no memory left"):
+        next(loader)
+    assert first_of(loader) == list(range(12, 32, 4))
+
+
+def test_a_dead_stage_is_noticed(fake_device, monkeypatch):
+    """A loop that waits for a thread that is gone gets an error, not silence."""
+    monkeypatch.setattr(device_pool, "_LOOK_S", 0.01)
+    monkeypatch.setattr(device_pool.DevicePool, "_stage_all", lambda self: None)
+    loader = iter(ff.DataLoader(Samples(8), batch_size=4, num_workers=1, device="cuda"))
+    with pytest.raises(DeviceError, match="has ended"):
+        next(loader)
+
+
+def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch):
+    """Batches on the device are bounded, however many the workers have made."""
+    moved = threading.Semaphore(0)
+    from fastfeed.device.stage import Stage
+
+    move = Stage.move
+    count = []
+
+    def counts(self, batch):
+        count.append(int(batch[0, 0]))
+        result = move(self, batch)
+        moved.release()
+        return result
+
+    monkeypatch.setattr(Stage, "move", counts)
+    loader = iter(
+        ff.DataLoader(Samples(), batch_size=4, num_workers=2, prefetch_factor=8, device="cuda")
+    )
+    next(loader)
+    for _ in range(1 + device_pool.AHEAD):
+        assert moved.acquire(timeout=60)
+    assert len(count) <= 1 + device_pool.AHEAD
+    assert first_of(loader) == list(range(4, 64, 4))
+
+
+def test_threads_end_with_the_loader(fake_device):
+    """Neither an epoch's end nor an early one leaves a thread behind."""
+    before = threading.active_count()
+    loader = ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda")
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    del iterator
+    assert threading.active_count() == before
+
+
+def test_out_of_order_batches(fake_device):
+    """With in_order=False every batch still comes once."""
+    loader = ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda", in_order=False)
+    assert sorted(first_of(loader)) == list(range(0, 64, 4))
+
+
+def test_iterable_data(fake_device):
+    """Workers that end at different times end the epoch together."""
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            worker = torch.utils.data.get_worker_info()
+            return iter(range(worker.id, 23, 3 * (worker.id + 1)))
+
+    theirs = [b.tolist() for b in torch.utils.data.DataLoader(Stream(), 4, num_workers=2)]
+    ours = [b.tolist() for b in ff.DataLoader(Stream(), 4, num_workers=2, device="cuda")]
+    assert ours == theirs
+
+
+def test_resume_counts_what_was_delivered(fake_device):
+    """A state holds what the loop was given, not what waits on the device."""
+    make = lambda: ff.DataLoader(  # noqa: E731
+        Samples(), batch_size=4, num_workers=2, device="cuda", shuffle=True
+    )
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    rest = [b[:, 0].tolist() for b in iterator]
+    again = make()
+    again.load_state_dict(state)
+    assert [b[:, 0].tolist() for b in again] == rest
+
+
+def test_the_slot_waits_for_its_copy(fake_device, monkeypatch):
+    """The fake device does notice a slot that is given back before its copy is done."""
+    monkeypatch.setattr(device_pool, "_finish", lambda moved: None)
+    monkeypatch.setattr(type(fake_device), "hand_over", lambda *_: None)
+    loader = ff.DataLoader(Samples(400), batch_size=4, num_workers=1, device="cuda")
+    for number, _ in enumerate(loader):
+        if number == 60:  # memory of the first batches was used again, and is still mapped
+            fake_device.run_until(fake_device._given)
+    assert fake_device.torn
+    fake_device.torn.clear()

@@ -1,0 +1,124 @@
+"""num_workers=AUTO: how many workers get jobs changes while the loop runs, the batches never do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastfeed as ff
+from fastfeed.options import AutoWorkers
+from fastfeed.tuner.decision import Decision
+from fastfeed.workforce import Workforce
+
+
+# The machine that tests may have fewer cores than the workers that are asked for here.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+class Scripted:
+    """A tuner that sets one number after the other, one a window."""
+
+    def __init__(self, numbers):
+        self._numbers = list(numbers)
+        self.workers = self._numbers.pop(0)
+        self.decisions = []
+        self.windows = []
+
+    def observe(self, window):
+        self.windows.append(window)
+        if self._numbers:
+            was, self.workers = self.workers, self._numbers.pop(0)
+            self.decisions.append(Decision(len(self.windows), was, self.workers, "the script"))
+
+
+class Squares(torch.utils.data.Dataset):
+    """Samples that say which they are."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        return torch.tensor([index, index * index])
+
+
+def loader_with(numbers, monkeypatch, *, most=3, **more):
+    """Return a loader of `most` workers whose number in use follows a script, a batch a window."""
+    monkeypatch.setattr("fastfeed.workforce._WINDOW_S", 0.0)
+    monkeypatch.setattr("fastfeed.workforce._WINDOW_STOCKS", 0)
+    monkeypatch.setattr("fastfeed.loader.resolve_workers", lambda *_, **__: AutoWorkers(most))
+    loader = ff.DataLoader(Squares(), batch_size=4, num_workers=ff.AUTO, **more)
+    loader._workforce = Workforce(most, fixed=False)
+    loader._workforce._tuner = Scripted(numbers)
+    return loader
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=60), st.integers(1, 3))
+def test_any_changes_give_the_same_batches(numbers, prefetch):
+    """Whatever number is in use when, every batch comes once and in its place."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        loader = loader_with(numbers, monkeypatch, prefetch_factor=prefetch)
+        for _ in range(2):
+            seen = torch.cat([batch[:, 0] for batch in loader])
+            assert seen.tolist() == list(range(400))
+
+
+def test_jobs_under_way_follow_the_number(monkeypatch):
+    """Jobs under way are never more than the workers in use had when they were given out."""
+    loader = loader_with([3, 1, 1, 1, 1, 1, 1, 1, 2, 3], monkeypatch, prefetch_factor=2)
+    iterator = iter(loader)
+    under_way = []
+    for _ in range(12):
+        next(iterator)
+        under_way.append(len(iterator._owners))
+    assert under_way[0] == 6
+    assert 2 in under_way
+    assert under_way[-1] == 6
+    assert loader.report().count("in use") == 0
+    assert [d.now for d in loader.tuning][:2] == [1, 1]
+    del iterator
+
+
+def test_state_does_not_depend_on_the_number(monkeypatch):
+    """A checkpoint taken while the number changes goes on where it was."""
+    loader = loader_with([3, 1, 2, 3, 1], monkeypatch, shuffle=True)
+    iterator = iter(loader)
+    seen = [next(iterator)[:, 0] for _ in range(10)]
+    state = loader.state_dict()
+    rest = torch.cat(list(iterator))[:, 0]
+    again = loader_with([2, 1, 3], monkeypatch, shuffle=True)
+    again.load_state_dict(state)
+    assert torch.equal(torch.cat(list(again))[:, 0], rest)
+    assert sorted([*torch.cat(seen).tolist(), *rest.tolist()]) == list(range(400))
+
+
+def test_the_report_says_how_to_pin(monkeypatch):
+    """The report names the number in use and what to write to keep it."""
+    loader = loader_with([3, 2], monkeypatch)
+    list(loader)
+    assert "2 of 3 workers in use (num_workers=2 pins that)" in loader.report()
+
+
+def test_a_given_number_is_kept():
+    """A number that the user gives is never changed."""
+    loader = ff.DataLoader(Squares(), batch_size=4, num_workers=2)
+    list(loader)
+    assert loader.tuning == ()
+    assert not loader._workforce.is_tuned
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Each worker has its own numbers."""
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return iter(range(worker.id, 40, worker.num_workers))
+
+
+def test_iterable_data_keeps_all_workers():
+    """Workers that each have a part of the data are all in use."""
+    loader = ff.DataLoader(Stream(), batch_size=4, num_workers=AutoWorkers(2))
+    assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
+    assert not loader._workforce.is_tuned
