@@ -22,6 +22,7 @@ VERSION = 1
 CHUNK = 100_000
 _FORMAT = "fastfeed"
 _ENTRY = ("name", "bytes", "samples", "digest", "compression")
+_COMPRESSIONS = (None, "zstd", "gzip", "bzip2", "xz")
 _DIGEST = re.compile(r"[a-z0-9_]+:[0-9a-f]+")
 _WAY_OUT = "Run `fastfeed-shard index` on the shards to write the manifest anew"
 
@@ -38,7 +39,7 @@ class ShardEntry:
     digest: str | None = None
     """`<algorithm>:<hex digits>` of the whole file; the builder writes `xxh3_64`."""
     compression: str | None = None
-    """None for a plain tar, or `zstd`."""
+    """None for a plain tar; `zstd`, or what other tools compressed with."""
     stored_bytes: int | None = None
     """Bytes of the file of a compressed shard, None for a plain one."""
 
@@ -148,7 +149,7 @@ def _entry(entry: dict[str, Any]) -> ShardEntry:
     name, digest, compression = entry["name"], entry.get("digest"), entry.get("compression")
     _require(isinstance(name, str) and is_contained(name), f"{name!r} is outside its folder")
     _require(digest is None or _DIGEST.fullmatch(digest), f"{digest!r} is no digest")
-    if compression not in {None, "zstd"}:
+    if compression not in _COMPRESSIONS:
         raise ShardError(
             f"the shard is compressed with {compression!r}, which this version does not read",
             way_out="Build the data set as plain tar shards, or upgrade fastfeed",

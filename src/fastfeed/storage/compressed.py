@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fastfeed.errors import ShardError, StorageError
 from fastfeed.options import cache_folder
-from fastfeed.shardfile.header import BLOCK, compression_of, is_header
 from fastfeed.shardfile.seekable import (
     FOOTER_BYTES,
     SeekTable,
@@ -24,7 +23,7 @@ from fastfeed.shardfile.seekable import (
 from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.inflated import open_inflated
 from fastfeed.storage.open import open_storage
-from fastfeed.storage.streams import KINDS
+from fastfeed.storage.streams import kind_of
 
 if TYPE_CHECKING:
     import os
@@ -272,9 +271,8 @@ def wrap(
     What is returned holds `storage`, or has closed it. Compressions that are not read are left to
     whoever walks the tar, which names them.
     """
-    start = storage.read_at(0, BLOCK)
-    kind = compression_of(start)
-    if kind not in KINDS or (len(start) == BLOCK and is_header(start)):
+    kind = kind_of(storage)
+    if kind is None:
         return storage
     if kind == "zstd":
         table = read_table(storage, name)

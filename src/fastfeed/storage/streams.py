@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from fastfeed.errors import ShardError
+from fastfeed.shardfile.header import BLOCK, compression_of, is_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KINDS = ("zstd", "gzip", "bzip2", "xz")
-"""What can be decompressed, as `fastfeed.shardfile.header.compression_of` names it."""
+    from fastfeed.storage.open import Storage
+
+_KINDS = ("zstd", "gzip", "bzip2", "xz")
 
 _READ = 1 << 20
 # What little input can grow to is bounded by the formats: here to 128 MiB, of zeros.
@@ -36,6 +38,15 @@ class _Stream(Protocol):
     def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def kind_of(storage: Storage) -> str | None:
+    """Return how a shard is compressed, of what can be read; None for a tar, or anything else."""
+    start = storage.read_at(0, BLOCK)
+    kind = compression_of(start)
+    # A tar may begin with a name that looks like the start of another file.
+    is_tar = len(start) == BLOCK and is_header(start)
+    return kind if kind in _KINDS and not is_tar else None
 
 
 def inflate(

@@ -73,6 +73,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     add("--sync", action="store_true", help="wait for the disk before a shard gets its name")
     _add_jobs(build)
     _add_quiet(build)
+    _add_compression(build)
     pictures = build.add_argument_group("pictures")
     pictures.add_argument(
         "--pictures",
@@ -96,6 +97,13 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     table.add_argument(
         "--allow-outside", action="store_true", help="files may lie outside the table's folder"
     )
+
+
+def _add_compression(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("compression").add_argument
+    add("--compress", choices=("zstd",), help="write .tar.zst shards that are read by position")
+    add("--level", type=_positive, metavar="N", help="1 is fast, 19 small (default: 3)")
+    add("--frame", metavar="SIZE", help="bytes that are read for a sample, at most (768KiB)")
 
 
 def _add_jobs(parser: argparse.ArgumentParser) -> None:

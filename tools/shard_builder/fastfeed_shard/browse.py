@@ -15,7 +15,8 @@ from fastfeed.reading.sources import list_shards
 from fastfeed.shardfile.index import MISSING, ShardIndex, group
 from fastfeed.shardfile.names import MANIFEST_NAME, split_name
 from fastfeed.shardfile.tar import walk
-from fastfeed.storage.open import local_path, open_storage
+from fastfeed.storage.compressed import open_shard
+from fastfeed.storage.open import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,10 +45,15 @@ def find_shards(dest: str) -> list[str]:
     folder = Path(local_path(dest)) if one else None
     if folder is None or not folder.is_dir() or (folder / MANIFEST_NAME).exists():
         return list(list_shards(dest).paths)
-    paths = sorted(str(path) for path in folder.glob("*.tar"))
+    paths = tars_in(folder)
     if not paths:
         raise OptionError(f"the folder {dest!r} holds no shards", way_out="Name another")
     return paths
+
+
+def tars_in(folder: Path) -> list[str]:
+    """Return the shards that lie in a folder, compressed ones among them, sorted."""
+    return sorted(str(path) for kind in ("*.tar", "*.tar.zst") for path in folder.glob(kind))
 
 
 def read_contents(path: str, storage: Storage) -> tuple[list[str], ShardIndex]:
@@ -79,7 +85,7 @@ def contents(index: ShardIndex, row: int) -> list[Content]:
 def list_samples(dest: str) -> Iterator[str]:
     """Yield a line for each sample: shard, key, and each field with its size, parted by tabs."""
     for path in find_shards(dest):
-        with open_storage(path) as storage:
+        with open_shard(path) as storage:
             keys, index = read_contents(path, storage)
         for row, key in enumerate(keys):
             fields = " ".join(f"{shown(part.field)}:{part.size}" for part in contents(index, row))
@@ -93,7 +99,7 @@ def copy_fields(dest: str, wanted: str, write: Callable[[bytes], object]) -> Non
     """
     key, field = split_name(wanted) or (wanted, None)
     for path in find_shards(dest):
-        with open_storage(path) as storage:
+        with open_shard(path) as storage:
             keys, index = read_contents(path, storage)
             if key not in keys:
                 continue

@@ -11,8 +11,9 @@ from fastfeed.errors import OptionError, StorageError, WorkerError, located
 from fastfeed.shardfile.manifest import Manifest, load_manifest, save_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
 from fastfeed_shard.folder import STATE_NAME, DatasetFolder
+from fastfeed_shard.frames import SUFFIX
 from fastfeed_shard.packing import Packed, ShardFile, write_file
-from fastfeed_shard.plan import digest_plan
+from fastfeed_shard.plan import digest_plan, packed_size
 from fastfeed_shard.pool import parent_is_gone, run_tasks
 from fastfeed_shard.samples import FilePart, MadePart, cannot_read
 from fastfeed_shard.sidecars import (
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from fastfeed_shard.frames import Compression
     from fastfeed_shard.plan import Plan, PlannedShard
     from fastfeed_shard.samples import Part, Sample
 
@@ -40,22 +42,24 @@ def build_shards(
     jobs: int,
     sync: bool,
     progress: Callable[[int], None],
+    compress: Compression | None = None,
 ) -> list[Packed]:
     """Write the shards of a plan with `jobs` processes; those that are there whole are kept.
 
     `sync` waits until each is on the disk before it gets its name. `progress` is called with the
-    bytes of each shard that is done. Returns them in their order.
+    bytes of each shard that is done, before compression. Returns them in their order.
     """
     parent = os.getpid()
 
     def work(number: int) -> Packed:
         shard = plan.shards[number]
-        path = folder.path / shard.name
+        path = folder.path / stored_name(shard.name, compress)
         if path.exists():
             packed = _finished(path, shard)
             if packed is not None:
                 return packed
-        return _pack(path, plan.samples[shard.start : shard.stop], parent=parent, sync=sync)
+        with ShardFile(path, sync=sync, compress=compress) as file:
+            return _pack(file, path.name, plan.samples[shard.start : shard.stop], parent=parent)
 
     done: dict[int, Packed] = {}
     # Closed here, so that no process outlives the lock on the folder.
@@ -66,17 +70,22 @@ def build_shards(
     return [done[number] for number in sorted(done)]
 
 
-def _pack(path: Path, samples: Sequence[Sample], *, parent: int, sync: bool) -> Packed:
+def stored_name(shard: str, compress: Compression | None) -> str:
+    """Return the name of a shard's file: `train-000000.tar.zst` if it is compressed."""
+    return shard if compress is None else f"{shard}{SUFFIX}"
+
+
+def _pack(shard: ShardFile, name: str, samples: Sequence[Sample], *, parent: int) -> Packed:
     """Write one shard."""
-    with ShardFile(path, sync=sync) as shard:
-        for sample in samples:
-            if parent_is_gone(parent):
-                raise WorkerError("the build has ended", way_out="Go on with --resume")
-            # One context a sample: per field it would show in the speed.
-            with located(shard=path.name, key=sample.key):
-                for part in sample.parts:
-                    _add(shard, f"{sample.key}.{part.field}", part)
-        return shard.finish()
+    for sample in samples:
+        if parent_is_gone(parent):
+            raise WorkerError("the build has ended", way_out="Go on with --resume")
+        shard.begin(packed_size([part.size for part in sample.parts]))
+        # One context a sample: per field it would show in the speed.
+        with located(shard=name, key=sample.key):
+            for part in sample.parts:
+                _add(shard, f"{sample.key}.{part.field}", part)
+    return shard.finish()
 
 
 def _add(shard: ShardFile, name: str, part: Part) -> None:
@@ -119,7 +128,8 @@ def publish(
     if classes is not None:
         lines = "".join(f"{name}\n" for name in classes)
         write_file(folder / CLASSES_NAME, lines.encode("utf-8", "surrogateescape"), sync=sync)
-    write_file(folder / WIDS_NAME, wids_index(entries), sync=sync)
+    if all(entry.compression is None for entry in entries):  # wids reads no others
+        write_file(folder / WIDS_NAME, wids_index(entries), sync=sync)
     if energon:
         (folder / ENERGON_FOLDER).mkdir(exist_ok=True)
         for name, content in energon_files(entries).items():
@@ -129,13 +139,16 @@ def publish(
     return manifest
 
 
-def already_built(plan: Plan, dest: Path) -> bool:
+def already_built(plan: Plan, dest: Path, *, compress: Compression | None = None) -> bool:
     """Say whether `dest` holds, complete, what the plan would make; OptionError if other data."""
     if not (dest / MANIFEST_NAME).exists() or (dest / STATE_NAME).exists():
         return False
     manifest = load_manifest(lambda name: (dest / name).read_bytes(), shard=str(dest))
     there = [(shard.name, shard.bytes, shard.samples) for shard in manifest.shards]
-    planned = [(shard.name, shard.nbytes, shard.stop - shard.start) for shard in plan.shards]
+    planned = [
+        (stored_name(shard.name, compress), shard.nbytes, shard.stop - shard.start)
+        for shard in plan.shards
+    ]
     if there != planned:
         raise OptionError(
             f"{str(dest)!r} holds a complete data set of other shards",
@@ -171,6 +184,9 @@ def _packed_names(index: Path) -> list[str]:
     return [name for line in lines for name in line.split(" ")[3::4]]
 
 
-def open_folder(dest: Path, plan: Plan, *, name: str, resume: bool) -> DatasetFolder:
+def open_folder(
+    dest: Path, plan: Plan, *, name: str, resume: bool, compress: Compression | None = None
+) -> DatasetFolder:
     """Return the folder for a build, to be held with `with`."""
-    return DatasetFolder(dest, name=name, plan=digest_plan(plan), resume=resume)
+    how = "" if compress is None else f"-zstd-{compress.level}-{compress.frame}"
+    return DatasetFolder(dest, name=name, plan=digest_plan(plan) + how, resume=resume)

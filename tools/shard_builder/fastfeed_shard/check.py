@@ -6,7 +6,8 @@ about it is compared with what is found.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,10 @@ from fastfeed.shardfile.index import MISSING, ShardIndex, group, load_index
 from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import index_name, split_name
 from fastfeed.shardfile.tar import read_member, walk
+from fastfeed.storage.compressed import wrap
 from fastfeed.storage.open import local_path, open_storage
+from fastfeed.storage.streams import kind_of
+from fastfeed_shard.frames import SUFFIX
 from fastfeed_shard.sidecars import dali_name, energon_name, last_end, side_indexes
 
 if TYPE_CHECKING:
@@ -57,12 +61,11 @@ def check_shard(path: str, *, entry: ShardEntry | None = None, decode: bool = Fa
     problems: list[str] = []
     notes: list[str] = []
     try:
-        with open_storage(path) as storage:
-            digest = digest_of(storage)
-            found = ShardEntry(name, storage.size, 0, digest)
+        with open_tar(path) as (storage, known):
+            found = replace(known, name=name)
             members: list[Member] = []
             fresh = index_shard(path, storage, into=members)
-            found = ShardEntry(name, storage.size, len(fresh), digest)
+            found = replace(found, samples=len(fresh))
             problems += _against_entry(found, entry)
             problems += _against_index(fresh, path, storage, needed=entry is not None, notes=notes)
             problems += _against_others(path, members)
@@ -75,6 +78,18 @@ def check_shard(path: str, *, entry: ShardEntry | None = None, decode: bool = Fa
     single = int((present == 1).sum())
     counts = fresh.counts()
     return Checked(found, counts, single, fresh.skipped, tuple(problems), tuple(notes))
+
+
+@contextmanager
+def open_tar(path: str) -> Iterator[tuple[Storage, ShardEntry]]:
+    """Give the tar of a shard, compressed or not, and what is known of it without its samples."""
+    with open_storage(path) as stored:
+        # Reading the shard in order first leaves it in memory for the walk.
+        digest, kind, nbytes = digest_of(stored), kind_of(stored), stored.size
+        with wrap(stored, path) as storage:
+            name = Path(local_path(path)).name
+            compressed = (None, None) if kind is None else (kind, nbytes)
+            yield storage, ShardEntry(name, storage.size, 0, digest, *compressed)
 
 
 def digest_of(storage: Storage) -> str:
@@ -182,7 +197,7 @@ def _key_at(index: ShardIndex, path: str, storage: Storage, row: int) -> str:
 
 def _against_others(path: str, members: list[Member]) -> Iterator[str]:
     """Compare the indexes of DALI and Energon, where they are, with what they must be."""
-    folder, name = Path(local_path(path)).parent, Path(local_path(path)).name
+    folder, name = Path(local_path(path)).parent, Path(local_path(path)).name.removesuffix(SUFFIX)
     beside = [side for side in (dali_name(name), energon_name(name)) if (folder / side).exists()]
     # Those that others made differ for members that are no plain files; ours have none.
     plain = all(m.kind == "file" and m.offset - m.header == 512 for m in members)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError, ShardError, StorageError, located
 from fastfeed.shardfile.names import is_contained
-from fastfeed.storage.open import open_storage
+from fastfeed.storage.compressed import open_shard
 from fastfeed_shard.browse import contents, copy_data, find_shards, read_contents
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def extract_shards(dest: str, folder: Path, *, progress: Callable[[int], None]) 
         raise StorageError(f"cannot write to {str(folder)!r}: {error.strerror}") from error
     try:
         for path in paths:
-            with open_storage(path) as storage, located(shard=path):
+            with open_shard(path) as storage, located(shard=path):
                 keys, index = read_contents(path, storage)
                 for row, key in enumerate(keys):
                     for part in contents(index, row):
@@ -58,7 +58,7 @@ def extract_shards(dest: str, folder: Path, *, progress: Callable[[int], None]) 
 def _refuse_hostile(paths: list[str]) -> None:
     """Look at all names of all shards, and refuse those that aren't plain relative paths."""
     for path in paths:
-        with open_storage(path) as storage:
+        with open_shard(path) as storage:
             keys, index = read_contents(path, storage)
         bad = [name for name in (*keys, *index.fields) if not is_contained(name)]
         bad += [field for field in index.fields if "/" in field]

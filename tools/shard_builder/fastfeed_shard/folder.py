@@ -42,7 +42,7 @@ class DatasetFolder:
         self._resume = resume
         self._lock = -1
         self._temporary = re.compile(
-            rf"\.({re.escape(name)}-\d{{6}}\.(tar|ffx|idx|tar\.idx)|[a-z]+(-\d{{6}})?\.(json|txt)"
+            rf"\.({re.escape(name)}-\d{{6}}\.(tar|ffx|idx|tar\.idx|tar\.zst|tar\.zst\.ffx)|[a-z]+(-\d{{6}})?\.(json|txt)"
             rf"|\.info\.json|split\.yaml|dataset\.yaml)\.[0-9a-f]{{16}}\.tmp"
         )
 

@@ -55,12 +55,16 @@ def _say(line: str) -> None:
 
 def _build(options: argparse.Namespace) -> int:
     from fastfeed_shard.build import already_built, build_shards, open_folder, publish
+    from fastfeed_shard.frames import parse_compression
     from fastfeed_shard.plan import plan_shards
     from fastfeed_shard.progress import show_progress
     from fastfeed_shard.sidecars import ENERGON_FOLDER
 
     begin = time.perf_counter()
     dest = Path(options.dest)
+    compress = parse_compression(options.compress, level=options.level, frame=options.frame)
+    if compress is not None and options.energon:
+        raise OptionError("Energon reads plain tars only", way_out="Leave out one of the two")
     source = _source(options)
     if not source.samples:
         skipped = ", ".join(f"{count} {why}" for why, count in source.skipped.items())
@@ -78,7 +82,7 @@ def _build(options: argparse.Namespace) -> int:
     if options.dry_run:
         for shard in plan.shards:
             _say(f"{shard.name}\t{shard.stop - shard.start} samples\t{shard.nbytes} bytes")
-    elif options.resume and already_built(plan, dest):
+    elif options.resume and already_built(plan, dest, compress=compress):
         if options.energon and not (dest / ENERGON_FOLDER).exists():
             raise OptionError(
                 f"{str(dest)!r} is complete, without Energon's folder",
@@ -87,10 +91,17 @@ def _build(options: argparse.Namespace) -> int:
         _say(f"{dest} is complete already")
         return 0
     else:
-        with open_folder(dest, plan, name=options.name, resume=options.resume) as folder:
+        with open_folder(
+            dest, plan, name=options.name, resume=options.resume, compress=compress
+        ) as folder:
             with show_progress("packing", plan.nbytes, quiet=options.quiet) as progress:
                 packed = build_shards(
-                    plan, folder, jobs=_jobs(options), sync=options.sync, progress=progress
+                    plan,
+                    folder,
+                    jobs=_jobs(options),
+                    sync=options.sync,
+                    progress=progress,
+                    compress=compress,
                 )
             publish(
                 dest, packed, classes=source.classes, energon=options.energon, sync=options.sync

@@ -1,7 +1,8 @@
 """Write one shard: tar, checksums and every side index in a single pass over the data.
 
 All bytes go through one buffer: a member's data are read to where they stand in the tar, between
-its header and its padding, so that a full buffer is written and digested in one piece.
+its header and its padding, so that a full buffer is written and digested in one piece. In a
+compressed shard each such piece is a frame.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import index_name
 from fastfeed.shardfile.tar import Member, ustar_header
 from fastfeed.storage.local import write_whole
+from fastfeed_shard.frames import SUFFIX, FrameWriter
 from fastfeed_shard.sidecars import side_indexes
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
     from typing import Self
+
+    from fastfeed_shard.frames import Compression
 
 END_BYTES = 2 * BLOCK
 # Large enough that calls cost nothing, small enough to stay in the cache from read to write.
@@ -46,17 +50,21 @@ class ShardFile:
 
     Until then no file has a final name, so whatever ends the process leaves no half shard behind.
     With `sync` that also holds for whatever ends the machine: all is on the disk before it gets
-    its name. It takes as long as the disk does.
+    its name. It takes as long as the disk does. With `compress` the tar is written as zstd frames;
+    its indexes are those of the tar.
     """
 
-    def __init__(self, path: Path, *, sync: bool) -> None:
+    def __init__(self, path: Path, *, sync: bool, compress: Compression | None = None) -> None:
         self._sync = sync
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         self._file = -1
-        self._buffer = memoryview(bytearray(_BUFFER))
+        self._room = _BUFFER if compress is None else compress.frame
+        self._buffer = memoryview(bytearray(self._room))
+        self._frames = None if compress is None else FrameWriter(compress)
         self._used = 0
         self._written = 0
+        self._stored = 0
         self._digest = xxhash.xxh3_64()
         self._members: list[Member] = []
         self._checksums: dict[int, int] = {}
@@ -68,8 +76,13 @@ class ShardFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes so far, without the end blocks."""
+        """Bytes of the tar so far, without the end blocks."""
         return self._written + self._used
+
+    def begin(self, nbytes: int) -> None:
+        """Say that a sample of `nbytes` comes next: if it fits a frame, it is not parted."""
+        if self._frames is not None and nbytes > self._room - self._used:
+            self._flush()
 
     def add(self, name: str, size: int, fill: Callable[[memoryview], int]) -> None:
         """Append a member of `size` bytes, which `fill` puts into the memory that it is given.
@@ -79,9 +92,9 @@ class ShardFile:
         header = self.nbytes
         self._put(ustar_header(name, size))
         offset = self.nbytes
-        if size > _BUFFER - self._used:
+        if size > self._room - self._used:
             self._flush()
-        if size <= _BUFFER:
+        if size <= self._room:
             start = self._used
             self._fill(size, fill, name)
             checksum = xxhash.xxh3_64_intdigest(self._buffer[start : self._used])
@@ -96,6 +109,8 @@ class ShardFile:
         end = self.nbytes
         self._put(bytes(END_BYTES))
         self._flush()
+        if self._frames is not None:
+            self._write(memoryview(self._frames.table()))
         try:
             if self._sync:
                 os.fsync(self._file)
@@ -109,7 +124,9 @@ class ShardFile:
             checksum_of=lambda offset, _: self._checksums[offset],
         )
         write_file(self._path.with_name(index_name(shard)), save_index(index), sync=self._sync)
-        for name, content in side_indexes(shard, self._members, end=end).items():
+        # Readers of these know no compression: they are of the tar that `zstd -d` makes.
+        plain = shard if self._frames is None else shard.removesuffix(SUFFIX)
+        for name, content in side_indexes(plain, self._members, end=end).items():
             write_file(self._path.with_name(name), content, sync=self._sync)
         try:
             self._temporary.replace(self._path)
@@ -117,7 +134,8 @@ class ShardFile:
             raise self._cannot(error) from error
         self.discard()
         digest = f"xxh3_64:{self._digest.hexdigest()}"
-        return Packed(ShardEntry(shard, self.nbytes, len(index), digest), index.counts())
+        kind = (None, None) if self._frames is None else ("zstd", self._stored)
+        return Packed(ShardEntry(shard, self.nbytes, len(index), digest, *kind), index.counts())
 
     def discard(self) -> None:
         """Close the file and leave nothing under a temporary name; more than once is fine."""
@@ -138,7 +156,7 @@ class ShardFile:
         self.discard()
 
     def _put(self, data: bytes) -> None:
-        if len(data) > _BUFFER - self._used:
+        if len(data) > self._room - self._used:
             self._flush()
         self._buffer[self._used : self._used + len(data)] = data
         self._used += len(data)
@@ -156,7 +174,7 @@ class ShardFile:
         """Append data that the buffer cannot hold; returns its checksum."""
         checksum = xxhash.xxh3_64()
         while size:
-            piece = min(size, _BUFFER)
+            piece = min(size, self._room)
             self._fill(piece, fill, name)
             checksum.update(self._buffer[: self._used])
             size -= piece
@@ -165,18 +183,26 @@ class ShardFile:
         return checksum.intdigest()
 
     def _flush(self) -> None:
-        """Digest and write what the buffer holds."""
+        """Write what the buffer holds, in a compressed shard as a frame."""
+        waiting = self._buffer[: self._used]
+        if self._frames is not None and waiting:
+            self._write(memoryview(self._frames.pack(waiting)))
+        else:
+            self._write(waiting)
+        self._written += self._used
+        self._used = 0
+
+    def _write(self, waiting: memoryview) -> None:
+        """Digest and write bytes of the file."""
         if self._file < 0:
             raise ShardError("the shard is closed already", shard=self._path.name)
-        waiting = self._buffer[: self._used]
         self._digest.update(waiting)
+        self._stored += len(waiting)
         try:
             while waiting:
                 waiting = waiting[os.write(self._file, waiting) :]
         except OSError as error:
             raise self._cannot(error) from error
-        self._written += self._used
-        self._used = 0
 
     def _cannot(self, error: OSError) -> StorageError:
         return StorageError(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
 from fastfeed.shardfile.index import save_index
-from fastfeed.shardfile.manifest import Manifest, ShardEntry, save_manifest
+from fastfeed.shardfile.manifest import Manifest, save_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME, index_name
 from fastfeed.shardfile.patterns import expand
 from fastfeed.storage.local import write_whole
-from fastfeed.storage.open import local_path, open_storage
-from fastfeed_shard.check import digest_of, index_shard
+from fastfeed.storage.open import local_path
+from fastfeed_shard.browse import tars_in
+from fastfeed_shard.check import index_shard, open_tar
 from fastfeed_shard.packing import Packed
 from fastfeed_shard.pool import run_tasks
 
@@ -26,14 +28,15 @@ def index_shards(
 ) -> list[Packed]:
     """Write the index of each shard that `sources` name, and for whole folders the manifest.
 
-    A source is a shard, a pattern of shards, or a folder, which stands for all its `.tar` files.
+    A source is a shard, a pattern of shards, or a folder, which stands for all its `.tar` and
+    `.tar.zst` files.
     Raises OptionError if a shard's folder has a manifest that would no longer fit.
     """
     folders = [source for source in sources if Path(local_path(source)).is_dir()]
     paths: list[str] = []
     for source in sources:
         if source in folders:
-            found = sorted(str(path) for path in Path(local_path(source)).glob("*.tar"))
+            found = tars_in(Path(local_path(source)))
             if not found:
                 raise OptionError(f"the folder {source!r} holds no shards", way_out="Name another")
             paths += found
@@ -58,13 +61,10 @@ def index_shards(
 
 def _index(path: str) -> Packed:
     """Write the index of one shard."""
-    with open_storage(path) as storage:
-        # Reading the shard in order first leaves it in memory for the walk.
-        digest = digest_of(storage)
+    with open_tar(path) as (storage, entry):
         index = index_shard(path, storage)
         write_whole(local_path(index_name(path)), save_index(index))
-        name = Path(local_path(path)).name
-        return Packed(ShardEntry(name, storage.size, len(index), digest), index.counts())
+        return Packed(replace(entry, samples=len(index)), index.counts())
 
 
 def _refuse_stale_manifest(paths: Sequence[str], folders: Sequence[str]) -> None:

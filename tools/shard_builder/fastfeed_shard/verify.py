@@ -95,7 +95,7 @@ def verify_shards(
 def _against_folder(folder: Path, entries: Sequence[ShardEntry]) -> Iterator[str]:
     """Compare what lies in the folder with the manifest."""
     listed = {entry.name for entry in entries}
-    for path in sorted(folder.rglob("*.tar")):
+    for path in sorted((*folder.rglob("*.tar"), *folder.rglob("*.tar.zst"))):
         name = path.relative_to(folder).as_posix()
         if name not in listed and not path.name.startswith("."):
             way_out = f"Remove it, or run `fastfeed-shard index {folder}`"

@@ -14,9 +14,10 @@ import xxhash
 
 from fastfeed.errors import OptionError
 from fastfeed.options import parse_size
-from fastfeed_shard.build import publish
+from fastfeed_shard.build import publish, stored_name
 from fastfeed_shard.encode import encode
 from fastfeed_shard.folder import DatasetFolder
+from fastfeed_shard.frames import parse_compression
 from fastfeed_shard.packing import END_BYTES, Packed, ShardFile
 from fastfeed_shard.plan import check_shard_name, packed_size, shard_name
 from fastfeed_shard.safe import why_unsafe
@@ -40,7 +41,8 @@ class ShardWriter:
     `shard_size` bytes (an int, or text such as "256MiB") unless one sample alone is larger. When
     the `with` block ends without an error, the folder is a complete data set with its manifest;
     after an error it holds the shards finished so far, and no half one. `energon` adds the folder
-    that Megatron-Energon wants. One thread at a time may write.
+    that Megatron-Energon wants. `compress` is "zstd", or "zstd:LEVEL", for `.tar.zst` shards; the
+    size is that before compression. One thread at a time may write.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ShardWriter:
         name: str = "train",
         shard_size: int | str = "256MiB",
         energon: bool = False,
+        compress: str | None = None,
     ) -> None:
         self._open = False
         self._pid = os.getpid()
@@ -57,6 +60,9 @@ class ShardWriter:
         self._name = name
         self._shard_size = parse_size(shard_size, name="shard_size")
         self._energon = energon
+        self._compress = parse_compression(compress)
+        if energon and self._compress is not None:
+            raise OptionError("Energon reads plain tars only", way_out="Leave out one of the two")
         self._keys = _KeySet()
         self._packed: list[Packed] = []
         self._shard: ShardFile | None = None
@@ -123,9 +129,9 @@ class ShardWriter:
         if self._shard and self._shard.nbytes + size + END_BYTES > self._shard_size:
             self._finish_shard()
         if self._shard is None:
-            self._shard = ShardFile(
-                self._folder.path / shard_name(self._name, len(self._packed)), sync=True
-            )
+            name = stored_name(shard_name(self._name, len(self._packed)), self._compress)
+            self._shard = ShardFile(self._folder.path / name, sync=True, compress=self._compress)
+        self._shard.begin(size)
         for field, data in parts:
             self._shard.add(f"{key}.{field}", len(data), io.BytesIO(data).readinto)
 
