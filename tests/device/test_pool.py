@@ -123,6 +123,21 @@ def test_threads_end_with_the_loader(fake_device):
     assert threading.active_count() == before
 
 
+def test_a_fork_leaves_the_device_alone(fake_device):
+    """A child that drops its copy of an iterator ends, and the parent's goes on."""
+    iterator = iter(ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda"))
+    next(iterator)
+    child = os.fork()
+    if child == 0:
+        try:
+            iterator._pool.close()
+            del iterator
+        finally:
+            os._exit(0 if fake_device.pinned else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first_of(iterator) == list(range(4, 64, 4))
+
+
 def test_out_of_order_batches(fake_device):
     """With in_order=False every batch still comes once."""
     loader = ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda", in_order=False)

@@ -9,6 +9,7 @@ ends both threads before the workers, and waits for no more than the copy that i
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -111,6 +112,7 @@ class DevicePool:
     def __init__(
         self, inner: Pool, stage: Stage, output: Output, share: Share, *, prefetch: int
     ) -> None:
+        self._pid = os.getpid()
         self._inner = inner
         self._stage = stage
         self._output = output
@@ -173,6 +175,8 @@ class DevicePool:
 
     def close(self, **grace: float) -> None:
         """End the threads, then the workers; does nothing the second time."""
+        if os.getpid() != self._pid:  # a fork has neither our threads nor our device
+            return
         with self._change:
             if self._ending:
                 return
@@ -196,12 +200,15 @@ class DevicePool:
             self._wanted = arrival
             self._change.notify_all()
         with self._share.waiting():
-            while not arrival.staged.wait(_LOOK_S):
-                if not self._stager.is_alive():
-                    raise DeviceError(
-                        "the thread that moves batches to the device has ended",
-                        way_out="Make a new iterator",
-                    )
+            self._wait(arrival)
+
+    def _wait(self, arrival: DeviceArrival) -> None:
+        while not arrival.staged.wait(_LOOK_S):
+            if not self._stager.is_alive():
+                raise DeviceError(
+                    "the thread that moves batches to the device has ended",
+                    way_out="Make a new iterator",
+                )
 
     def take(self, arrival: DeviceArrival) -> Opened:
         """Return a batch for the current stream."""
@@ -223,7 +230,8 @@ class DevicePool:
         if waits or not arrival.has_batch:
             arrival.inner.give_up()
             return
-        arrival.staged.wait()  # the stage has begun with it
+        if not self._ending:
+            self._wait(arrival)  # the stage has begun with it
         self._leave(arrival)
         arrival.moved = None
 
