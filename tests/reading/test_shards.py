@@ -80,9 +80,9 @@ def test_names_are_shown_as_the_user_wrote_them(folder, three):
 
 
 def test_sources_without_shards(folder):
-    """An empty list, a folder without manifest and remote URLs are OptionErrors with a way out."""
+    """An empty list, a folder without manifest and unknown URLs are OptionErrors with a way out."""
     folder.shard(0)
-    for source in ([], folder.path, "s3://bucket/{0..1}.tar", "s3://bucket/a.tar"):
+    for source in ([], folder.path, "nowhere://bucket/{0..1}.tar", "nowhere://bucket/a.tar"):
         with pytest.raises(OptionError):
             ShardSet(source)
     with pytest.raises(StorageError, match="missing"):

@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 
 from fastfeed.errors import OptionError, StorageError
+from fastfeed.storage.answers import Facts
 from fastfeed.storage.local import LocalFile, write_whole
-from fastfeed.storage.open import open_storage
+from fastfeed.storage.open import (
+    exists,
+    facts,
+    local_path,
+    open_storage,
+    read_if_there,
+    read_whole,
+)
 
 
 @pytest.fixture
@@ -92,14 +100,34 @@ def test_a_named_pipe_is_refused_at_once(tmp_path, leak_gauge):
 
 
 def test_urls(path):
-    """`file://` means a local path; other schemes are not in this version, and say so."""
+    """`file://` means a local path; a scheme that nobody serves is refused at once."""
     with open_storage(path.as_uri()) as storage:
         assert storage.size == 1000
-    for url in ("s3://bucket/a.tar", "https://host/a.tar", "hdfs://x"):
-        with pytest.raises(OptionError, match="not in this version"):
+    for url in ("nowhere://bucket/a.tar", "pipe://cat a.tar", "simplecache://a.tar"):
+        with pytest.raises(OptionError, match="no storage"):
             open_storage(url)
     with pytest.raises(OptionError, match="another machine"):
         open_storage("file://elsewhere/a.tar")
+    with pytest.raises(OptionError, match="not on this machine"):
+        local_path("s3://bucket/a.tar")
+
+
+def test_small_files(path):
+    """Manifests and indexes are read whole up to a limit; what is not there is told apart."""
+    missing = path.with_name("missing")
+    for name in (path, path.as_uri()):
+        assert read_whole(name, limit=1000) == path.read_bytes()
+        assert exists(name)
+        assert facts(name) == Facts(1000, str(path.stat().st_mtime_ns))
+        with pytest.raises(StorageError, match="more than 999"):
+            read_whole(name, limit=999)
+    assert not exists(missing)
+    assert read_if_there(missing, limit=1) is None
+    for call in (facts, lambda name: read_whole(name, limit=1)):
+        with pytest.raises(StorageError, match="missing"):
+            call(missing)
+    with pytest.raises(StorageError, match="directory"):
+        read_if_there(path.parent, limit=1)
 
 
 def test_a_dropped_file_stays_open_for_its_readers(path, leak_gauge):

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfeed.errors import OptionError, StorageError
+from fastfeed.errors import OptionError
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, load_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
 from fastfeed.shardfile.patterns import expand
-from fastfeed.storage.open import local_path
+from fastfeed.storage.open import local_path, read_if_there
+from fastfeed.storage.urls import base_name, is_remote, join, parent, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+MANIFEST_LIMIT = 256 << 20
+"""Bytes of one document of a manifest, at most: ten times what a full chunk of shards takes."""
+_SHARDS = (".tar", ".tar.zst", ".tzst", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +38,24 @@ class Listing:
 
 def list_shards(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Listing:
     """Resolve a source: a folder with a manifest, a path, a pattern of shards, or a list of these.
 
-    Where shards are named one by one, a manifest in their folder is believed on those that it
-    lists. Raises OptionError if the source names no shard, ShardError for a damaged manifest.
+    Each may be a URL; `storage_options` go to its file system. Where shards are named one by one,
+    a manifest in their folder is believed on those that it lists. Raises OptionError if the source
+    names no shard, ShardError for a damaged manifest, StorageError if it cannot be read.
     """
     items = [source] if isinstance(source, str | os.PathLike) else list(source)
-    manifests = _Manifests()
+    manifests = _Manifests(storage_options)
     paths: list[str] = []
     entries: list[ShardEntry | None] = []
     counts: Counter[str] | None = Counter()
     for item in (os.fspath(item) for item in items):
         if (folder := _folder_of_manifest(item)) is not None:
             manifest = manifests.require(folder)
-            paths += (os.path.join(folder, shard.name) for shard in manifest.shards)  # noqa: PTH118
+            paths += (_within(folder, shard.name) for shard in manifest.shards)
             entries += manifest.shards
             if counts is not None:
                 counts.update(manifest.fields)
@@ -64,16 +73,29 @@ def _folder_of_manifest(item: str) -> str | None:
     """Return the folder whose manifest an item stands for; None if it names shards."""
     if "{" in item or "::" in item or item.startswith("pipe:"):
         return None
+    if is_remote(item):
+        # Storage of objects knows no folders, so the name must tell.
+        name = base_name(item)
+        if name == MANIFEST_NAME:
+            return parent(item)
+        return None if name.endswith(_SHARDS) else item
     path = local_path(item)
     if os.path.basename(path) == MANIFEST_NAME:  # noqa: PTH119 - keeps the path as it was written
         return os.path.dirname(path) or "."  # noqa: PTH120
     return path if Path(path).is_dir() else None
 
 
+def _within(folder: str, name: str) -> str:
+    if is_remote(folder):
+        return join(folder, name)
+    return os.path.join(folder, name)  # noqa: PTH118 - keeps the path as it was written
+
+
 class _Manifests:
     """The manifests met so far by folder, so that ten thousand shards read theirs once."""
 
-    def __init__(self) -> None:
+    def __init__(self, storage_options: Mapping[str, Any] | None) -> None:
+        self._options = storage_options
         self._found: dict[str, dict[str, ShardEntry] | None] = {}
         self._fields: set[str] = set()
 
@@ -83,10 +105,10 @@ class _Manifests:
     def require(self, folder: str) -> Manifest:
         """Return the manifest of a folder, which must have one."""
         try:
-            manifest = _read(folder)
+            manifest = self._read(folder)
         except FileNotFoundError as error:
             raise OptionError(
-                f"the folder {folder!r} has no {MANIFEST_NAME}",
+                f"the folder {shown(folder)!r} has no {MANIFEST_NAME}, or not for us to read",
                 way_out="Write one with `fastfeed-shard index`, or name the shards themselves, "
                 "for example as train-{000000..000146}.tar",
             ) from error
@@ -95,10 +117,13 @@ class _Manifests:
 
     def entry(self, path: str) -> ShardEntry | None:
         """Return what a manifest beside the shard at `path` says of it."""
-        folder, _, name = local_path(path).rpartition("/")
+        if is_remote(path):
+            folder, name = parent(path), base_name(path)
+        else:
+            folder, _, name = local_path(path).rpartition("/")
         if folder not in self._found:
             try:
-                manifest = _read(folder or ("/" if path.startswith("/") else "."))
+                manifest = self._read(folder or ("/" if path.startswith("/") else "."))
             except FileNotFoundError:
                 self._found[folder] = None
             else:
@@ -106,16 +131,22 @@ class _Manifests:
                 self._fields.update(manifest.fields)
         return (self._found[folder] or {}).get(name)
 
+    def _read(self, folder: str) -> Manifest:
+        """Read the manifest of a folder; FileNotFoundError if there is none."""
 
-def _read(folder: str) -> Manifest:
-    def content(name: str) -> bytes:
-        try:
-            return Path(folder, name).read_bytes()
-        except FileNotFoundError:
-            if name == MANIFEST_NAME:
-                raise
-            raise ValueError(f"its part {name!r} is missing") from None
-        except OSError as error:
-            raise StorageError(f"cannot read {name!r} of {folder!r}: {error.strerror}") from error
+        def fetch(name: str) -> bytes | None:
+            return read_if_there(
+                _within(folder, name), limit=MANIFEST_LIMIT, storage_options=self._options
+            )
 
-    return load_manifest(content, shard=os.path.join(folder, MANIFEST_NAME))  # noqa: PTH118
+        first = fetch(MANIFEST_NAME)
+        if first is None:
+            raise FileNotFoundError(MANIFEST_NAME)
+
+        def content(name: str) -> bytes:
+            found = first if name == MANIFEST_NAME else fetch(name)
+            if found is None:
+                raise ValueError(f"its part {name!r} is missing")
+            return found
+
+        return load_manifest(content, shard=shown(_within(folder, MANIFEST_NAME)))
