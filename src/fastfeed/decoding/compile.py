@@ -25,6 +25,7 @@ from fastfeed.decoding.values import (
     decode_text,
     move_boxes,
     move_points,
+    unpack,
 )
 from fastfeed.decoding.window import Window, draw_window, fixed_size, same_window
 from fastfeed.errors import (
@@ -50,9 +51,12 @@ from fastfeed.fields import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
+
+PACKED: Final = ".zst"
+"""Ends the name of a field that is compressed with zstd by itself."""
 
 _NOTHING_LEFT: Final = MappingProxyType[str, Deferred]({})
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -81,17 +85,25 @@ class SampleDecoder:
     """Decodes the fields of one sample; may be used by several threads at a time.
 
     `sources` names the fields of the shard to read; `layout` the outputs whose rows have one shape.
+    Of the fields that the shards have, `held`, those that are compressed stand for others:
+    `seg.npy.zst` for `seg.npy`.
     """
 
     def __init__(
-        self, fields: Mapping[str, Field], *, jpeg_decoders: Sequence[str] = JPEG_DECODERS
+        self,
+        fields: Mapping[str, Field],
+        *,
+        jpeg_decoders: Sequence[str] = JPEG_DECODERS,
+        held: Collection[str] = (),
     ) -> None:
         unknown = set(jpeg_decoders) - set(JPEG_DECODERS)
         if unknown:
             raise OptionError(f"no such JPEG decoder: {', '.join(sorted(unknown))}")
         self._decoders = tuple(jpeg_decoders)
         self._outputs = _in_order(fields)
-        self.sources = tuple(dict.fromkeys(n for f in fields.values() for n in f.names))
+        names = dict.fromkeys(n for f in fields.values() for n in f.names)
+        packed = [name + PACKED for name in names if name + PACKED in held]
+        self.sources = tuple(dict.fromkeys([*names, *packed]))
         rows = {output.name: _row(output, fields) for output in self._outputs}
         self.layout: Mapping[str, Row] = MappingProxyType(
             {name: row for name, row in rows.items() if row is not None}
@@ -234,10 +246,13 @@ _PLAIN: dict[type[Field], Callable[[memoryview], Any]] = {
 
 
 def compile_fields(
-    fields: Mapping[str, Field], *, jpeg_decoders: Sequence[str] = JPEG_DECODERS
+    fields: Mapping[str, Field],
+    *,
+    jpeg_decoders: Sequence[str] = JPEG_DECODERS,
+    held: Collection[str] = (),
 ) -> SampleDecoder:
     """Return the decoder of a sample's fields; OptionError if they do not fit together."""
-    return SampleDecoder(fields, jpeg_decoders=jpeg_decoders)
+    return SampleDecoder(fields, jpeg_decoders=jpeg_decoders, held=held)
 
 
 def without_normalize(
@@ -332,7 +347,11 @@ def _find(output: _Output, sources: Mapping[str, memoryview | None]) -> tuple[st
     for name in output.field.names:
         data = sources.get(name)
         if data is not None:
-            return name, data
+            as_is = isinstance(output.field, Bytes) or not name.endswith(PACKED)
+            return name, data if as_is else _unpacked(name, data)
+        data = sources.get(name + PACKED)
+        if data is not None:
+            return name + PACKED, _unpacked(name + PACKED, data)
     asked = " or ".join(f"`{name}`" for name in output.field.names)
     there = ", ".join(f"`{name}`" for name, data in sources.items() if data is not None)
     raise MissingFieldError(
@@ -340,6 +359,11 @@ def _find(output: _Output, sources: Mapping[str, memoryview | None]) -> tuple[st
         field=output.field.names[0],
         way_out="Pack the field, name an alternative, or use on_error='skip'",
     )
+
+
+def _unpacked(name: str, data: memoryview) -> memoryview:
+    with located(field=name):
+        return unpack(data)
 
 
 def _checked(value: Any, field: Array) -> Any:

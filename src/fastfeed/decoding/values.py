@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfeed.errors import DecodeError
+from fastfeed.errors import DecodeError, ShardError
+from fastfeed.storage.streams import inflate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastfeed.decoding.window import Window
 
-# An .npz may hold zeros that unpack to any size; this many bytes are taken as meant.
-_LARGEST_NPZ = 1 << 30
+# Zeros may be packed to almost nothing; what unpacks to this many bytes is taken as meant.
+_LARGEST = 1 << 30
 _LONGEST_NUMBER = 400
 NPY_START = b"\x93NUMPY"
 # As long as NumPy itself reads a header without being told that it is trusted.
@@ -30,6 +31,25 @@ _LONGEST_HEADER = 10_000
 _LONG = re.compile(r"(\d)L\b")
 # Farther than any picture reaches, in pixels.
 _FARTHEST = 1e9
+
+
+def unpack(data: memoryview) -> memoryview:
+    """Return the content of a field that was compressed with zstd by itself, all frames of it."""
+
+    def read_at(offset: int, size: int) -> bytes:
+        return bytes(data[offset : offset + size])
+
+    parts: list[bytes] = []
+    room = _LARGEST
+    try:
+        for part in inflate(read_at, len(data), kind="zstd", shard=""):
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                raise DecodeError(f"it unpacks to more than {_LARGEST:,} bytes")
+    except ShardError as error:
+        raise DecodeError(error.fact) from error
+    return memoryview(b"".join(parts))
 
 
 def decode_text(data: memoryview) -> str:
@@ -139,13 +159,13 @@ def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             members = archive.infolist()
-            fits = sum(member.file_size for member in members) <= _LARGEST_NPZ
+            fits = sum(member.file_size for member in members) <= _LARGEST
             # A member is never read beyond the size that the directory gives.
             files = {one.filename: archive.read(one) for one in members} if fits else {}
     except Exception as error:  # zipfile and its decompressors raise anything on rubbish
         raise DecodeError(f"no .npz: {type(error).__name__}: {str(error)[:200]}") from error
     if not fits:
-        raise DecodeError(f"the .npz unpacks to more than {_LARGEST_NPZ:,} bytes")
+        raise DecodeError(f"the .npz unpacks to more than {_LARGEST:,} bytes")
     return {
         name.removesuffix(".npy"): _decode_npy(memoryview(file)) for name, file in files.items()
     }
