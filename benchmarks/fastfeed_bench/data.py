@@ -51,8 +51,12 @@ class PhotoData:
         }
 
 
-def photo_data(context: Context) -> PhotoData:
-    """Return the photos of the context, made if need be."""
+def photo_data(context: Context, *, shard_size: str = "8MiB") -> PhotoData:
+    """Return the photos of the context, made if need be.
+
+    Benchmarks that go through them many times name them again and again, and want few and large
+    shards then, as data sets of that length have.
+    """
     sources = find_sources(context.photos)
     photos = make_photos(sources, context.work)
     content = make_probe(sources[0])
@@ -63,7 +67,7 @@ def photo_data(context: Context) -> PhotoData:
             for index in range(COUNT):
                 (partial / "probe" / f"{index:06d}.jpg").write_bytes(content)
     return PhotoData(
-        photos, _packed(photos, shard_size="8MiB"), probe, _packed(probe, shard_size="4MiB")
+        photos, _packed(photos, shard_size=shard_size), probe, _packed(probe, shard_size="4MiB")
     )
 
 
@@ -141,7 +145,8 @@ def shard_tool(*arguments: str) -> None:
 def _packed(folder: Path, *, shard_size: str) -> list[str]:
     """Return the shards of a folder of photos."""
     # A new version may pack differently.
-    shards = folder.with_name(f"{folder.name}-shards-{__version__}")
+    size = "" if shard_size.endswith("MiB") else f"-{shard_size}"
+    shards = folder.with_name(f"{folder.name}-shards{size}-{__version__}")
     with _made_once(shards) as partial:
         if partial:
             shard_tool("build", str(folder), str(partial), "--shard-size", shard_size)

@@ -33,7 +33,7 @@ def cases(monkeypatch, tmp_path):
     photos = {"photos": "p", "shards": ["s"], "count": 1000, "probe": "q", "probe_shards": ["t"]}
     for module in (jpeg_gpu, train_feed):
         data = type("Data", (), {"settings": photos})
-        monkeypatch.setattr(module, "photo_data", lambda _, data=data: data)
+        monkeypatch.setattr(module, "photo_data", lambda _, data=data, **__: data)
     monkeypatch.setattr(train_feed, "raw_data", lambda _: RawData(tmp_path, [0] * 1000))
 
     def make(name, *, quick=False):

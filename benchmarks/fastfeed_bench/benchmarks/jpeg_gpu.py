@@ -26,7 +26,7 @@ READERS: tuple[Settings, ...] = tuple({"workers": workers} for workers in (4, 2,
 
 
 def _cases(context: Context) -> list[Case]:
-    data = photo_data(context).settings
+    data = photo_data(context, shard_size="1GiB").settings
     photos = _QUICK_PHOTOS if context.quick else _PHOTOS
     repeats = -(-photos // data["count"])
     settings: dict[str, Any] = {

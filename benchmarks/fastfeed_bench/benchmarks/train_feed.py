@@ -42,7 +42,7 @@ _LEVELS = 0.1
 
 
 def _cases(context: Context) -> list[Case]:
-    photos = photo_data(context).settings
+    photos = photo_data(context, shard_size="1GiB").settings
     raw = raw_data(photos["photos"]).settings
     data = {"jpeg": photos, "raw": raw}
     return [
