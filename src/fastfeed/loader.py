@@ -133,6 +133,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 way_out="Leave multiprocessing_context and restart_workers out, or use "
                 'worker_kind="process"',
             )
+        if device is not None and isinstance(dataset, IterDataPipe | MapDataPipe):
+            raise OptionError(
+                "data pipes are left to torch, which knows no device=",
+                way_out="Move the batches in the loop, or make the data an IterableDataset",
+            )
         if device is not None and pin_memory:
             raise OptionError(
                 f"device={device!r} pins memory itself", way_out="Leave pin_memory out"

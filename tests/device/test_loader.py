@@ -138,6 +138,15 @@ def test_arguments_that_cannot_be_honoured(arguments, word):
         ff.DataLoader(Numbers(), **arguments)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_data_pipes_are_refused():
+    """Data pipes run in torch's own loop, so a device would do nothing: that is said."""
+    from torch.utils.data.datapipes.iter import IterableWrapper
+
+    with pytest.raises(OptionError, match="data pipes"):
+        ff.DataLoader(IterableWrapper(range(3)), device="cuda")
+
+
 def test_no_cuda_is_said(monkeypatch):
     """Without a CUDA device the first iterator says so."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
