@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     Command = Callable[[argparse.Namespace], int]
 
 LAYOUTS = ("folders", "files", "csv", "jsonl")
+KINDS = ("shards", "parquet", "huggingface", "mds", "tfrecord")
+"""What a source of `convert` may be."""
 
 
 def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
@@ -30,6 +32,9 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         return made
 
     _add_build(command("build", "Pack a folder or a table of files into shards."))
+    _add_convert(command("convert", "Write shards, or data sets of other formats, as new shards."))
+    _add_merge(command("merge", "Write the samples of several data sets into one."))
+    _add_reshard(command("reshard", "Write the same samples in other shards or another order."))
     index = command("index", "Write the indexes of shards made by any tool.")
     index.add_argument(
         "shards", nargs="+", metavar="SHARDS", help="tars, patterns, or folders (with manifest)"
@@ -56,24 +61,14 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 def _add_build(build: argparse.ArgumentParser) -> None:
     add = build.add_argument
     add("src", metavar="SRC", help="a folder, a .csv or a .jsonl file")
-    add("dest", metavar="DEST", help="a new or empty folder for the shards")
     add(
         "--layout",
         choices=LAYOUTS,
         help="folders: SRC/CLASS/NAME.jpg, the class becomes `cls`; files: a tree without classes; "
         "csv, jsonl: a table. Default: by the name of SRC, folders for a folder",
     )
-    add("--shard-size", default="256MiB", metavar="SIZE", help="at most (default: %(default)s)")
-    add("--name", default="train", help="shards are NAME-000000.tar (default: %(default)s)")
     add("--shuffle", type=int, metavar="SEED", help="order samples by chance instead of by key")
-    add("--resume", action="store_true", help="go on with a build that was interrupted")
-    add("--dry-run", action="store_true", help="show the shards, write nothing")
-    add("--rename", action="store_true", help="rewrite names that some reader would misread")
-    add("--energon", action="store_true", help="write the folder that Megatron-Energon wants, too")
-    add("--sync", action="store_true", help="wait for the disk before a shard gets its name")
-    _add_jobs(build)
-    _add_quiet(build)
-    _add_compression(build)
+    _add_target(build)
     pictures = build.add_argument_group("pictures")
     pictures.add_argument(
         "--pictures",
@@ -106,6 +101,64 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
     add("--frame", metavar="SIZE", help="bytes that are read for a sample, at most (768KiB)")
 
 
+def _add_convert(convert: argparse.ArgumentParser) -> None:
+    add = convert.add_argument
+    add("src", metavar="SRC", help="shards, or a folder or files of another format; a path or URL")
+    add(
+        "--from",
+        dest="kind",
+        choices=KINDS,
+        help="what SRC is (default: told by what lies there)",
+    )
+    _add_target(convert)
+    columns = convert.add_argument_group("columns, of other formats than shards")
+    columns.add_argument(
+        "--key", metavar="COLUMN", help="column of keys (default: __key__ or key, or row number)"
+    )
+    columns.add_argument(
+        "--fields",
+        metavar="COLUMN=FIELD,...",
+        help="names for the fields of columns; with an empty name a column is left out",
+    )
+
+
+def _add_merge(merge: argparse.ArgumentParser) -> None:
+    merge.add_argument("src", nargs="+", metavar="SRC", help="shards; a path, a pattern or a URL")
+    _add_target(merge)
+    merge.add_argument(
+        "--prefix", metavar="A,B,...", help="put before the keys of each SRC, such as cats/,dogs/"
+    )
+
+
+def _add_reshard(reshard: argparse.ArgumentParser) -> None:
+    reshard.add_argument("src", metavar="SRC", help="shards; a path, a pattern or a URL")
+    _add_target(reshard)
+    add = reshard.add_argument
+    add("--shards", type=_positive, metavar="N", help="so many shards of about the same size")
+    add("--shuffle", type=int, metavar="SEED", help="order samples by chance, as a build does")
+
+
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands that write a data set have in common."""
+    add = parser.add_argument
+    add("dest", metavar="DEST", help="a new or empty folder for the shards, or the URL of one")
+    add("--shard-size", metavar="SIZE", help="at most; unless it cuts as SRC does: 256MiB")
+    add("--name", default="train", help="shards are NAME-000000.tar (default: %(default)s)")
+    add("--resume", action="store_true", help="go on with a run that was interrupted")
+    add("--dry-run", action="store_true", help="show what would happen, write nothing")
+    add("--rename", action="store_true", help="rewrite names that some reader would misread")
+    add("--energon", action="store_true", help="write the folder that Megatron-Energon wants, too")
+    add("--sync", action="store_true", help="wait for the disk before a shard gets its name")
+    _add_jobs(parser)
+    _add_quiet(parser)
+    zstd = parser.add_argument_group("compression")
+    zstd.add_argument("--compress", choices=("zstd",), help="write .tar.zst shards")
+    zstd.add_argument("--level", type=_positive, metavar="N", help="1 to 22 (default: 3)")
+    zstd.add_argument(
+        "--frame", metavar="SIZE", help="bytes of samples that are compressed together"
+    )
+
+
 def _add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=_positive, metavar="N", help="processes (default: the cores usable here)"
@@ -121,3 +174,11 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def pairs_of(text: str | None) -> dict[str, str] | None:
+    """Return `image=jpg,mask` as {"image": "jpg", "mask": ""}."""
+    if text is None:
+        return None
+    pairs = (pair.partition("=") for pair in text.split(",") if pair)
+    return {column.strip(): field.strip().lower() for column, _, field in pairs}

@@ -15,7 +15,7 @@ from fastfeed_shard.importers.rows import Row, StorageFile
 from fastfeed_shard.importers.whole import join, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     Convert = Callable[[Any], Any]
 
@@ -33,7 +33,7 @@ class ParquetImporter:
             schema = _library("parquet").ParquetFile(file).schema_arrow
         self.classes = _classes(_features(schema))
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row]:
         """Yield the rows."""
         for path in self.files:
             with StorageFile(path) as file, _translated(path):
@@ -64,7 +64,7 @@ class ArrowFolderImporter:
         self._features: Mapping[str, Any] = features if isinstance(features, dict) else {}
         self.classes = _classes(self._features)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row]:
         """Yield the rows."""
         for path in self.files:
             with StorageFile(path) as file, _translated(path):

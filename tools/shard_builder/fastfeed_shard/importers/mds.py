@@ -25,7 +25,7 @@ from fastfeed_shard.importers.rows import Row
 from fastfeed_shard.importers.whole import join, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     Column = tuple[str, int | None, Callable[[bytes], Any]]
 
@@ -72,7 +72,7 @@ class MdsImporter:
         self.files = tuple((shard.compressed or shard.raw).path for shard in self._shards)
         self.classes: Mapping[str, Sequence[str]] = {}
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row]:
         """Yield the rows."""
         for shard in self._shards:
             path = shard.raw.path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fastfeed.storage.open import open_storage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from typing import Self
 
     from fastfeed.storage.open import Storage
@@ -43,7 +43,7 @@ class Importer(Protocol):
         """The names of classes, for those columns that number them."""
         ...
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row]:
         """Yield the rows; ShardError for a damaged file, OptionError for what can't be taken."""
         ...
 

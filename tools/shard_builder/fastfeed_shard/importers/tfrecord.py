@@ -41,7 +41,7 @@ class TfrecordImporter:
             for _, values in islice(examples, _LOOKED_AT):
                 self._lists.update(name for name, found in values.items() if len(found) > 1)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Generator[Row]:
         """Yield the rows."""
         for where, values in self._examples():
             yield Row(

@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import ShardError
-from fastfeed.storage.open import open_storage
+from fastfeed.storage.open import read_whole
+from fastfeed.storage.urls import base_name, is_remote, parent, shown
+from fastfeed.storage.urls import join as join_url
 
-LIMIT = 256 << 20
-"""Bytes of a document that says what a data set is; more is none."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-
-def read_document(path: str) -> bytes:
-    """Return all bytes of a file; StorageError if it is not there, ShardError if it is large."""
-    with open_storage(path) as storage:
-        if storage.size > LIMIT:
-            raise ShardError(f"{path!r} has {storage.size:,} bytes, too many for a document")
-        return storage.read_at(0, storage.size)
+_LIMIT = 256 << 20
 
 
 def read_json(path: str) -> dict[str, Any]:
     """Return the JSON object that a file holds; ShardError if it holds none."""
     try:
-        document = json.loads(read_document(path))
+        document = json.loads(read_whole(path, limit=_LIMIT))
     except (ValueError, RecursionError) as error:
-        raise ShardError(f"{path!r} is no JSON: {error}") from error
+        raise ShardError(f"{shown(path)!r} is no JSON: {error}") from error
     if not isinstance(document, dict):
-        raise ShardError(f"{path!r} is no JSON object")
+        raise ShardError(f"{shown(path)!r} is no JSON object")
     return document
 
 
 def join(folder: str, name: str) -> str:
     """Return the path or URL of a file in a folder."""
+    if is_remote(folder):
+        return join_url(folder, name)
     return f"{folder.rstrip('/')}/{name}" if folder.strip("/") else f"{folder}{name}"
+
+
+def beside(path: str, name: Callable[[str], str]) -> str:
+    """Return the path or URL of the file whose name `name` makes of that of a file beside it."""
+    if is_remote(path):
+        return join_url(parent(path), name(base_name(path)))
+    folder, slash, base = path.rpartition("/")
+    return f"{folder}{slash}{name(base)}"
