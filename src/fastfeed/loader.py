@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
 
+from fastfeed.arguments import check_device, check_workers
 from fastfeed.device.path import DeviceOptions, DevicePath
 from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
@@ -114,34 +115,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         batch_transform: Callable[[Any], Any] | None = None,
         pinned_budget: int | str | None = None,
     ) -> None:
-        for name, number, least in (
-            ("worker_threads", worker_threads, 1),
-            ("restart_workers", restart_workers, 0),
-            ("snapshot_every_n_steps", snapshot_every_n_steps, 1),
-        ):
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise OptionError(f"{name}={number!r} must be a number from {least} up")
-        if worker_kind not in {"process", "thread"}:
-            raise OptionError(f'worker_kind={worker_kind!r} is neither "process" nor "thread"')
-        if worker_kind == "thread" and not num_workers:
-            raise OptionError(
-                'worker_kind="thread" needs num_workers > 0', way_out="Say how many threads"
-            )
-        if worker_kind == "thread" and (multiprocessing_context is not None or restart_workers):
-            raise OptionError(
-                "worker threads have no start method and cannot be started again",
-                way_out="Leave multiprocessing_context and restart_workers out, or use "
-                'worker_kind="process"',
-            )
-        if device is not None and isinstance(dataset, IterDataPipe | MapDataPipe):
-            raise OptionError(
-                "data pipes are left to torch, which knows no device=",
-                way_out="Move the batches in the loop, or make the data an IterableDataset",
-            )
-        if device is not None and pin_memory:
-            raise OptionError(
-                f"device={device!r} pins memory itself", way_out="Leave pin_memory out"
-            )
+        check_workers(
+            num_workers,
+            kind=worker_kind,
+            threads=worker_threads,
+            restarts=restart_workers,
+            snapshot_every=snapshot_every_n_steps,
+            has_context=multiprocessing_context is not None,
+        )
+        if device is not None:
+            check_device(device, dataset, pins=pin_memory)
         if sampler is None and batch_sampler is None and batch_size is not None:
             own = getattr(dataset, "fastfeed_sampler", None)
             if own is not None:

@@ -26,7 +26,7 @@ ORDER = [
     {"arrival"},
     {"process", "inprocess", "device"},
     {"workers", "threads", "dataset"},
-    {"iteration"},
+    {"iteration", "arguments"},
     {"loader"},
     {"integrations"},
 ]
