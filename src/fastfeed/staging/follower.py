@@ -1,0 +1,150 @@
+"""One process on its way through the plan: what it needs, who brings it, what it waits for.
+
+In the window where it starts, a process reads from afar whatever is not on the shelf: nothing
+waits for a whole shard. In later windows it waits for a shard as long as somebody brings that one
+or one before it, since reading it from afar as well would only take the stager's part of the link.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from fastfeed.errors import FastfeedError, StorageError
+from fastfeed.staging.folder import alone
+from fastfeed.staging.locks import lock_within
+from fastfeed.staging.needs import Need
+from fastfeed.staging.stager import Election, Stager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fastfeed.staging.shelf import Shelf
+    from fastfeed.staging.source import Source
+    from fastfeed.storage.open import Storage
+
+log = logging.getLogger("fastfeed")
+
+PATIENCE_S = 120.0
+"""How long to wait for one shard that somebody brings, before reading it from afar as well."""
+_EVERY = 8
+"""Batches between two looks for room that others have made."""
+
+
+class Follower:
+    """Follows one data set's order on a shelf, in one process."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        opener: Callable[[str], Storage],
+        *,
+        patience: float = PATIENCE_S,
+    ) -> None:
+        self._shelf = shelf
+        self._open = opener
+        self._patience = patience
+        self._sources: Sequence[Source] = ()
+        self._places: dict[str, int] = {}
+        self._place = self._zone = -1
+        self._waits_from: int | None = None
+        self._need: Need | None = None
+        self._election: Election | None = None
+        self._stager: Stager | None = None
+        self._turns = 0
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that this process has brought to the shelf."""
+        return 0 if self._stager is None else self._stager.staged_bytes
+
+    def expect(self, sources: Sequence[Source]) -> None:
+        """Begin an epoch: its shards in order, then those of the next one."""
+        entering = self._waits_from is None
+        self._sources = sources
+        self._places = {}
+        for place, source in enumerate(sources):
+            self._places.setdefault(source.name, place)
+        self._place = self._zone = -1
+        if not entering:
+            self._waits_from = 0
+        before, self._need = self._need, None
+        try:
+            self._need = Need(self._shelf.folder, sources, zone=0)
+        except FastfeedError as error:
+            log.warning("others do not know what this process needs: %s", error)
+        finally:
+            if before is not None:
+                before.close()
+        if self._election is None:
+            names = "\n".join(sorted(self._places))
+            self._election = Election(self._shelf, xxhash.xxh3_128_hexdigest(names.encode()))
+        if self._stager is not None:
+            self._stager.forgive()
+
+    def reached(self, place: int, *, window: int, zone: int) -> bool:
+        """Say where the reading is: all before `place` is done; True if that is news.
+
+        `window` shards from there are being read, and `zone` shards, these included, come soon.
+        """
+        self._turns += 1
+        moved = (place, zone) != (self._place, self._zone)
+        self._place, self._zone = place, zone
+        if self._waits_from is None:
+            self._waits_from = place + window
+        if moved and self._need is not None:
+            self._need.move(place, zone=zone)
+        if self._stager is None:
+            if self._election is None or not self._election.stand():
+                return moved
+            self._stager = Stager(self._shelf, self._open)
+            moved = True
+        if moved or self._turns % _EVERY == 0:
+            self._stager.want(self._sources[place:])
+        return moved
+
+    def wait_for(self, source: Source) -> bool:
+        """Wait until a shard was brought or is not going to be; False if there was nothing to do.
+
+        After True it may be on the shelf. Each wait is for one part's lock, which ends with its
+        holder.
+        """
+        place = self._places.get(source.name)
+        if place is None or self._waits_from is None or place < self._waits_from:
+            return False
+        for name, file in self._shelf.parts():
+            if not self._place <= self._places.get(name, -1) <= place:
+                continue
+            path = self._shelf.part_path(file)
+            try:
+                with lock_within(str(path), seconds=self._patience, shared=True):
+                    pass
+                # It gets its new name just after its lock is shared, and alone. A part that is
+                # there after that is a dead one's, and nobody will finish it.
+                with alone(self._shelf.folder):
+                    return not path.exists()
+            except FileNotFoundError:
+                return True  # done between the two looks
+            except (OSError, StorageError) as error:
+                self._waits_from = None if self._waits_from is None else len(self._sources)
+                log.warning("not waiting for staging any more in this epoch: %s", error)
+                return False
+        return False
+
+    def keeps(self, source: Source) -> bool:
+        """Say whether a shard is among those being read, or soon to be."""
+        return self._place <= self._places.get(source.name, -1) < self._place + self._zone
+
+    def close(self) -> None:
+        """Stop bringing and needing; another process may go on."""
+        if self._stager is not None:
+            self._stager.close()
+            self._stager = None
+        if self._election is not None:
+            self._election.resign()
+            self._election = None
+        if self._need is not None:
+            self._need.close()
+            self._need = None

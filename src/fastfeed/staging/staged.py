@@ -1,0 +1,284 @@
+"""Shards by way of the shelf: read from the local disk once they are there, from afar until then.
+
+This is the seam with reading, which opens each shard through `Staged.open` and notices nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastfeed.errors import StorageError
+from fastfeed.staging.disk import inspect
+from fastfeed.staging.follower import Follower
+from fastfeed.staging.shelf import Shelf
+from fastfeed.storage.open import open_storage
+from fastfeed.storage.urls import is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    from fastfeed.options import Cache
+    from fastfeed.staging.shelf import StagedFile
+    from fastfeed.staging.source import Source
+    from fastfeed.storage.open import Storage
+
+log = logging.getLogger("fastfeed")
+
+_T = TypeVar("_T")
+
+_LOOSE = 4
+"""Shards held open by a process that follows no plan: what is held cannot be evicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one process has read, and brought."""
+
+    local_bytes: int
+    """Read from the shelf."""
+    far_bytes: int
+    """Read from afar, past the shelf."""
+    staged_bytes: int
+    """Brought to the shelf by this process."""
+
+
+class Staged:
+    """Opens the shards of one data set by way of a cache folder; goes to workers of any kind.
+
+    `describe(url)` says size and version of a shard that `learn` was not told of, or None if it
+    is not to be staged. Local shards are read in place, and the folder may not touch theirs.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        describe: Callable[[str], Source | None],
+        opener: Callable[[str], Storage] = open_storage,
+        apart_from: Iterable[str] = (),
+    ) -> None:
+        self._shelf = Shelf(cache.folder, cache.nbytes, apart_from=apart_from)
+        self._describe = describe
+        self._opener = opener
+        self._sources: dict[str, Source | None] = {}
+        self.disk = inspect(self._shelf.folder)
+        """What was found of the folder's disk."""
+        log.info("cache: %s", self.disk)
+        if self.disk.warning is not None:
+            log.warning("cache: %s", self.disk.warning)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin in a process of its own: nothing that is open or running is shared."""
+        self._pid = os.getpid()
+        self._follower: Follower | None = None
+        self._staged_before: list[int] = []
+        self._held: OrderedDict[str, StagedShard] = OrderedDict()
+        self._lock = threading.Lock()
+        self._local_bytes = self._far_bytes = 0
+
+    def learn(self, sources: Iterable[Source]) -> None:
+        """Take what a manifest says of shards, so that nobody asks the storage for it."""
+        self._sources.update((source.url, source) for source in sources)
+
+    def open(self, url: str) -> Storage:
+        """Open a shard; one that is known is not asked for before its first byte is read."""
+        if not is_remote(url):
+            return self._opener(url)
+        source = self._source(url)
+        return self._opener(url) if source is None else StagedShard(self, source)
+
+    def _source(self, url: str) -> Source | None:
+        if url not in self._sources:
+            self._sources[url] = self._describe(url)
+        return self._sources[url]
+
+    def expect(self, urls: Sequence[str]) -> None:
+        """Begin an epoch of this process: its shards in order, then those of the next epoch."""
+        self._after_fork()
+        found = [self._source(url) if is_remote(url) else None for url in urls]
+        # How many of those before each place are staged: the others do not count.
+        self._staged_before = [0, *accumulate(source is not None for source in found)]
+        if self._follower is None:
+            self._follower = Follower(self._shelf, self._opener)
+        self._follower.expect([source for source in found if source is not None])
+
+    def reached(self, place: int, *, window: int, zone: int) -> None:
+        """Say before each batch where the reading is: all before `place` is done.
+
+        `window` shards from there are being read, and `zone` shards, these included, come soon.
+        """
+        self._after_fork()
+        if self._follower is None:
+            return
+        before = self._staged_before
+        here = before[place]
+        window, zone = before[place + window] - here, before[place + zone] - here
+        if self._follower.reached(here, window=window, zone=zone):
+            with self._lock:
+                for name, shard in list(self._held.items()):
+                    if not self._follower.keeps(shard.source):
+                        self._held.pop(name).let_go()
+
+    def counts(self) -> Counts:
+        """Return what this process has read and brought so far."""
+        staged = 0 if self._follower is None else self._follower.staged_bytes
+        return Counts(self._local_bytes, self._far_bytes, staged)
+
+    def close(self) -> None:
+        """End the threads of this process and let go of what it holds; it may begin anew."""
+        self._after_fork()
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            follower.close()
+        with self._lock:
+            for shard in self._held.values():
+                shard.let_go()
+            self._held.clear()
+
+    # For the shards
+
+    def find(self, shard: StagedShard) -> StagedFile | None:
+        """Return a shard's file on the shelf, waited for if that is right; None: read from afar."""
+        self._after_fork()
+        file, follower = self._shelf.get(shard.source), self._follower
+        if file is None and follower is not None:
+            while file is None and follower.wait_for(shard.source):
+                file = self._shelf.get(shard.source)
+            # It may have come between the look at the shelf and the one at what is under way.
+            file = file or self._shelf.get(shard.source)
+        if file is not None:
+            with self._lock:
+                self._held[shard.source.name] = shard
+                self._held.move_to_end(shard.source.name)
+                follows = self._follower is not None
+                while len(self._held) > _LOOSE and not follows:
+                    self._held.popitem(last=False)[1].let_go()
+        return file
+
+    def open_far(self, source: Source) -> Storage:
+        """Open a shard where it comes from."""
+        return self._opener(source.url)
+
+    def lose(self, source: Source, error: StorageError) -> None:
+        """Take a shard that the disk does not give back off the shelf."""
+        log.warning("a staged shard cannot be read and is fetched again: %s", error)
+        self._shelf.discard(source)
+
+    def count(self, nbytes: int, *, local: bool) -> None:
+        """Count bytes that a shard has given; two threads may lose one another's, which is fine."""
+        if local:
+            self._local_bytes += nbytes
+        else:
+            self._far_bytes += nbytes
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._begin()
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {"_follower", "_held", "_lock"}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+class StagedShard:
+    """A shard that is read from the shelf if it is there, else from afar; asked anew each time."""
+
+    def __init__(self, staged: Staged, source: Source) -> None:
+        self.source = source
+        self._staged = staged
+        self._file: StagedFile | None = None
+        self._far: Storage | None = None
+        _shards.add(self)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the shard, as the manifest or the storage says."""
+        return self.source.size
+
+    def read_at(self, offset: int, size: int, /) -> bytes:
+        """Return `size` bytes at `offset`; fewer only if the shard ends before."""
+        return self._read(lambda storage: storage.read_at(offset, size), offset, size)
+
+    def read_into(self, offset: int, buffer: memoryview, /) -> None:
+        """Fill all of `buffer` with the bytes at `offset`, or raise StorageError."""
+        self._read(lambda storage: storage.read_into(offset, buffer), offset, len(buffer))
+
+    def advise(self, offset: int, size: int) -> None:
+        """Hint that these bytes will be read soon; from afar the stager knows better."""
+        file = self._file
+        if file is not None:
+            file.advise(offset, size)
+
+    def let_go(self) -> None:
+        """Hold the file on the shelf no longer; reads under way end first, later ones reopen it."""
+        self._file = None
+
+    def close(self) -> None:
+        """Give back what is open; more than once is fine."""
+        self._file = None
+        far, self._far = self._far, None
+        if far is not None:
+            far.close()
+
+    def _read(self, call: Callable[[Storage], _T], offset: int, nbytes: int) -> _T:
+        # No lock: two threads may open the same file, and one of the two is dropped.
+        file = self._file
+        if file is None:
+            file = self._file = self._staged.find(self)
+        if file is not None:
+            try:
+                result = call(file)
+            except StorageError as error:
+                if offset < 0 or offset + nbytes > self.source.size:
+                    raise  # nobody could have read that
+                self._file = None
+                self._staged.lose(self.source, error)
+            else:
+                self._staged.count(nbytes, local=True)
+                return result
+        far = self._far
+        if far is None:
+            far = self._far = self._staged.open_far(self.source)
+        result = call(far)
+        self._staged.count(nbytes, local=False)
+        return result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"StagedShard({self.source.key}, {self.source.size:,} bytes)"
+
+
+_shards: weakref.WeakSet[StagedShard] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    # The child would keep shards from eviction that only its parent reads.
+    for shard in list(_shards):
+        shard.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
