@@ -35,6 +35,7 @@ def make_parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     _add_convert(command("convert", "Write shards, or data sets of other formats, as new shards."))
     _add_merge(command("merge", "Write the samples of several data sets into one."))
     _add_reshard(command("reshard", "Write the same samples in other shards or another order."))
+    _add_stage(command("stage", "Bring remote shards to a cache folder ahead of a job."))
     index = command("index", "Write the indexes of shards made by any tool.")
     index.add_argument(
         "shards", nargs="+", metavar="SHARDS", help="tars, patterns, or folders (with manifest)"
@@ -136,6 +137,15 @@ def _add_reshard(reshard: argparse.ArgumentParser) -> None:
     add = reshard.add_argument
     add("--shards", type=_positive, metavar="N", help="so many shards of about the same size")
     add("--shuffle", type=int, metavar="SEED", help="order samples by chance, as a build does")
+
+
+def _add_stage(stage: argparse.ArgumentParser) -> None:
+    add = stage.add_argument
+    add("urls", nargs="+", metavar="URL", help="remote shards: a folder, a shard or a pattern")
+    add("folder", metavar="DIR", help="the cache folder, as in ff.Cache(DIR, SIZE)")
+    add("--size", default="500GB", help="bytes that it may take (default: %(default)s)")
+    add("--dry-run", action="store_true", help="show what would be brought")
+    _add_quiet(stage)
 
 
 def _add_target(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from fastfeed.shardfile.names import MANIFEST_NAME, split_name
 from fastfeed.shardfile.tar import walk
 from fastfeed.storage.compressed import open_shard
 from fastfeed.storage.open import local_path
+from fastfeed.storage.urls import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +42,10 @@ def find_shards(dest: str) -> list[str]:
 
     OptionError if there are none.
     """
+    if is_remote(dest):
+        from fastfeed_shard.sources import shards_of
+
+        return shards_of(dest)
     one = "{" not in dest and "::" not in dest and not dest.startswith("pipe:")
     folder = Path(local_path(dest)) if one else None
     if folder is None or not folder.is_dir() or (folder / MANIFEST_NAME).exists():

@@ -45,6 +45,10 @@ def _fail(error: object, code: int) -> int:
     return code
 
 
+def _warn(line: str) -> None:
+    _fail(line, 1)
+
+
 def _say(line: str) -> None:
     print(line)  # noqa: T201 - a command prints
 
@@ -71,6 +75,12 @@ def _reshard(options: argparse.Namespace) -> int:
     from fastfeed_shard.reshard import reshard
 
     return reshard(options, say=_say)
+
+
+def _stage(options: argparse.Namespace) -> int:
+    from fastfeed_shard.stage import stage
+
+    return stage(options, say=_say, fail=_warn)
 
 
 def _index(options: argparse.Namespace) -> int:
@@ -152,6 +162,7 @@ _COMMANDS = {
     "convert": _convert,
     "merge": _merge,
     "reshard": _reshard,
+    "stage": _stage,
     "index": _index,
     "verify": _verify,
     "ls": _ls,

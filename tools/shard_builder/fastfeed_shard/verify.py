@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfeed.errors import MissingFieldError, ShardError
+from fastfeed.errors import FastfeedError, MissingFieldError, ShardError
 from fastfeed.reading.sources import list_shards
+from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import MANIFEST_NAME
-from fastfeed.storage.open import local_path
+from fastfeed.storage.open import exists, local_path
+from fastfeed.storage.urls import base_name, is_remote, shown
 from fastfeed_shard.browse import find_shards
 from fastfeed_shard.check import Checked, check_shard
+from fastfeed_shard.importers.whole import join
+from fastfeed_shard.near import near_folder, near_shard
 from fastfeed_shard.pool import run_tasks
 from fastfeed_shard.sidecars import ENERGON_FOLDER, WIDS_NAME, energon_files, wids_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from fastfeed.shardfile.manifest import ShardEntry
 
 # Signs that dots in names were taken for the beginning of a field.
 _MANY_FIELDS = 64
@@ -52,16 +54,14 @@ def verify_shards(
     `needed` are fields that every sample must have. Shards without manifest and index are checked
     for their structure, and a warning says that no more could be proven.
     """
-    folder = Path(local_path(dest))
-    if folder.name == MANIFEST_NAME:
-        folder = folder.parent
-    whole = (folder / MANIFEST_NAME).exists()
-    listing = list_shards(str(folder)) if whole else None
+    folder = dest.removesuffix(f"/{MANIFEST_NAME}") if dest != MANIFEST_NAME else "."
+    whole = exists(join(folder, MANIFEST_NAME))
+    listing = list_shards(folder) if whole else None
     paths = list(listing.paths) if listing else find_shards(dest)
     entries = listing.entries if listing else (None,) * len(paths)
 
     def work(number: int) -> Checked:
-        return check_shard(paths[number], entry=entries[number], decode=decode)
+        return _check(paths[number], entries[number], decode=decode)
 
     done: dict[int, Checked] = {}
     for number, checked in run_tasks(work, paths, jobs=jobs):
@@ -75,9 +75,13 @@ def verify_shards(
     problems = [problem for checked in found for problem in checked.problems]
     if listing is not None:
         known = [entry for entry in listing.entries if entry is not None]
-        problems += _against_folder(folder, known)
+        if is_remote(folder):
+            with near_folder(folder) as near:
+                problems += _against_folder(near, known)
+        else:
+            problems += _against_folder(Path(local_path(folder)), known)
         if not problems and dict(fields) != listing.counts:
-            way_out = f"Run `fastfeed-shard index {folder}`"
+            way_out = f"Run `fastfeed-shard index {shown(folder)}`"
             problems.append(
                 str(ShardError("the manifest counts fields differently", way_out=way_out))
             )
@@ -90,6 +94,24 @@ def verify_shards(
         problems=tuple(problems),
         warnings=tuple(_warnings(found, fields, samples)),
     )
+
+
+def _check(path: str, entry: ShardEntry | None, *, decode: bool) -> Checked:
+    """Check one shard; one that is remote is brought near for it."""
+    if not is_remote(path):
+        return check_shard(path, entry=entry, decode=decode)
+    try:
+        with near_shard(path) as near:
+            checked = check_shard(near, entry=entry, decode=decode)
+    except FastfeedError as error:
+        error.shard = error.shard or shown(path)
+        name = base_name(path) if entry is None else entry.name
+        return Checked(ShardEntry(name, 0, 0), {}, problems=(str(error),))
+    problems, notes = (
+        tuple(line.replace(near, shown(path)) for line in lines)
+        for lines in (checked.problems, checked.notes)
+    )
+    return replace(checked, problems=problems, notes=notes)
 
 
 def _against_folder(folder: Path, entries: Sequence[ShardEntry]) -> Iterator[str]:
