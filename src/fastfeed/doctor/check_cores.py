@@ -82,7 +82,7 @@ def _add_load(findings: Findings, cores: dict[str, CoreShares]) -> None:
         findings.add(
             "warn",
             f"all {count} cores are busy ({mean:.0%}, {user:.0%} user, {system:.0%} system)",
-            "crop before decode, use faster decoders, decode on the GPU: preprocessing fills the cores"
+            "crop before decode, use faster decoders, decode on the GPU: preprocessing fills all"
             if kind == "user"
             else "make fewer and larger calls, use fewer workers: the system takes most of it",
         )

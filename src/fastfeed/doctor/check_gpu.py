@@ -57,7 +57,7 @@ def _add_use(findings: Findings, gpu: GpuFacts, samples: Sequence[GpuSample]) ->
         findings.figure(f"{name} pattern", "starved")
         findings.add(
             "bad",
-            f"{name} computes nothing ({most} % at most), though {used / 2**30:.1f} GiB of it are in use",
+            f"{name} computes nothing ({most} % at most), though {used / 2**30:.1f} GiB are in use",
             "the job is blocked before the GPU: look at its input and its synchronisation",
         )
     elif most - least >= SWING and mean < FULL:

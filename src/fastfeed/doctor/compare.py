@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from fastfeed.doctor.document import read_document
 from fastfeed.errors import OptionError
 
 if TYPE_CHECKING:
@@ -29,15 +28,9 @@ class Difference:
 
 def read_report(path: Path) -> dict[str, Any]:
     """Return a report from what `--json` printed or `--capture` wrote; OptionError if none."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as report:
-            document = json.loads(report.read(_LONGEST))
-    except (OSError, EOFError) as error:
-        raise _refused(path, str(getattr(error, "strerror", None) or error)) from error
-    except (ValueError, RecursionError) as error:
-        raise _refused(path, "it is not JSON") from error
+    document, why = read_document(path, longest=_LONGEST)
+    if why:
+        raise _refused(path, why)
     if isinstance(document, dict) and isinstance(document.get("otherData"), dict):
         document = document["otherData"].get("report")
     if not isinstance(document, dict) or not isinstance(document.get("machine"), dict):

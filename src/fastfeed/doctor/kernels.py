@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from fastfeed.doctor.document import read_document
 from fastfeed.errors import OptionError
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # A trace of a few steps has some megabytes; one of a whole epoch would fill memory.
-LONGEST: Final = 512 << 20
+LONGEST: Final = 256 << 20
 _STEP = "ProfilerStep#"
 
 
@@ -35,18 +34,9 @@ class Kernels:
 
 def read_kernels(path: Path) -> Kernels:
     """Count the kernels of a Chrome trace, plain or .gz; OptionError if it is none."""
-    try:
-        with path.open("rb") as file:
-            packed = file.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if packed else path.open("rb") as trace:
-            text = trace.read(LONGEST + 1)
-        if len(text) > LONGEST:
-            raise _refused(path, f"it has more than {LONGEST >> 20} MiB")
-        document = json.loads(text)
-    except (OSError, EOFError) as error:
-        raise _refused(path, str(getattr(error, "strerror", None) or error)) from error
-    except (ValueError, RecursionError) as error:
-        raise _refused(path, "it is not JSON") from error
+    document, why = read_document(path, longest=LONGEST)
+    if why:
+        raise _refused(path, why)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise _refused(path, "it holds no events")

@@ -101,7 +101,7 @@ class Nvml:
             for other, there in self._handles
             if other != index
         )
-        return tuple((other, _WAYS.get(way, "an unknown way")) for other, way in ways)
+        return tuple((other, _WAYS[way]) for other, way in ways if way in _WAYS)
 
     def _sample(self, index: int, handle: Any) -> GpuSample:
         use = self._ask("nvmlDeviceGetUtilizationRates", handle)
