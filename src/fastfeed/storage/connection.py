@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_EXTRAS = {"s3": "s3", "s3a": "s3"}
-_PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs"}
-_PACKAGES.update({"hf": "huggingface_hub", "http": "aiohttp", "https": "aiohttp"})
+# Scheme -> the extra of this package that brings what it needs.
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
+_EXTRAS.update({"abfss": "az", "http": "http", "https": "http", "hf": "hf"})
 # These name this machine, or wrap another URL; shards are read where they lie.
 _REFUSED = frozenset(("local", "pipe", "data", "simplecache", "filecache", "blockcache", "cached"))
 
@@ -71,9 +71,8 @@ def _class_of(scheme: str) -> Any:
 
 
 def _install(scheme: str) -> str:
-    if scheme in _EXTRAS:
-        return f"Install it: pip install 'fastfeed[{_EXTRAS[scheme]}]'"
-    return f"Install it: pip install {_PACKAGES.get(scheme, 'the package that it names')}"
+    extra = _EXTRAS.get(scheme)
+    return f"pip install 'fastfeed[{extra}]'" if extra else "Install the package that it names"
 
 
 class Connection:

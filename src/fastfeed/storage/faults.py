@@ -155,7 +155,9 @@ def _answer(error: BaseException) -> tuple[int | None, str, Mapping[str, str] | 
         status = _number(about.get("HTTPStatusCode"))
         return status, str(response.get("Error", {}).get("Code", "")), about.get("HTTPHeaders")
     for owner in (error, response):  # aiohttp, azure, gcsfs, requests and httpx
-        for name in ("status", "status_code", "code"):
+        # What aiohttp's parser calls a code is its own opinion of a body that was cut.
+        of_parser = type(owner).__module__ == "aiohttp.http_exceptions"
+        for name in () if of_parser else ("status", "status_code", "code"):
             status = _number(getattr(owner, name, None))
             if status is not None and 100 <= status < 600:
                 code = getattr(error, "error_code", None) or ""

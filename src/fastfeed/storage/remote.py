@@ -10,7 +10,7 @@ from fastfeed.storage.answers import Facts, Sink, same_tag
 from fastfeed.storage.connection import connect, locate
 from fastfeed.storage.faults import WAYS_OUT, Fault
 from fastfeed.storage.patience import GaveUp, Patience, persist
-from fastfeed.storage.urls import shown
+from fastfeed.storage.urls import scrubbed, secrets_in, shown
 from fastfeed.storage.wires import wire_to
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class RemoteFile:
         facts: Facts | None = None,
     ) -> None:
         self._place, self._path = locate(url, options)
+        self._url = url
         self._shown = shown(url)
         self._patience = patience or Patience()
         self._facts = facts
@@ -228,9 +229,10 @@ class RemoteFile:
 
     def _failed(self, gave_up: GaveUp, offset: int | None = None) -> StorageError:
         fault = gave_up.fault
+        fact = scrubbed(fault.fact, secrets_in(self._url, dict(self._place.options)))
         tries = f" (tried {gave_up.attempts} times in {gave_up.seconds:.0f} s)"
         return StorageError(
-            f"cannot read {self._shown!r}: {fault.fact}{tries if gave_up.attempts > 1 else ''}",
+            f"cannot read {self._shown!r}: {fact}{tries if gave_up.attempts > 1 else ''}",
             way_out=fault.way_out or WAYS_OUT[fault.kind],
             offset=offset,
         )
