@@ -328,11 +328,23 @@ def test_small_reads_and_faults(recorded, texts):
     recorded.files[f"proc/{child}/io"] = "rchar: 0\nsyscr: 0\nread_bytes: 0"
     recorded.later[f"proc/{child}/stat"] = texts.stat(child, parent=JOB, major=900)
     recorded.later[f"proc/{child}/io"] = f"rchar: {90_000 << 11}\nsyscr: 90000\nread_bytes: 0"
-    recorded.without(f"proc/{JOB}/io")
     check = recorded.checks()[8]
     assert check.status == "warn"
-    assert "30000 read calls/s of 2.0 KiB" in check.finding
+    assert "31000 read calls/s of 35.0 KiB" in check.finding
     assert "300 pages/s of mapped files" in check.finding
+
+
+def test_a_child_does_not_stand_for_the_job(recorded, texts):
+    """What the job itself reads is not known because a child's reads are shown."""
+    child = 4001
+    for files in (recorded.files, recorded.later):
+        files[f"proc/{child}/stat"] = texts.stat(child, parent=JOB)
+    recorded.later |= {f"proc/{child}/io": f"rchar: {900 << 20}\nsyscr: 900\nread_bytes: 0"}
+    recorded.files |= {f"proc/{child}/io": "rchar: 0\nsyscr: 0\nread_bytes: 0"}
+    recorded.without(f"proc/{JOB}/io")
+    check = recorded.checks()[8]
+    assert check.status == "unknown"
+    assert "what 1 of the job's 2 processes read is not shown" in check.finding
 
 
 def test_files_opened_and_closed(recorded):

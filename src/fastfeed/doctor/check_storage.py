@@ -87,13 +87,17 @@ def check_access(seen: Seen) -> Check:
         findings.add("unknown", seen.no_job, "look while the job runs, or name it with --pid")
         return findings.check("")
     told = [pid for pid in job.family if counts(seen.last.of(f"proc/{pid}/io"))]
+    # A process that has ended hides nothing; one that is there and not shown does.
+    ended = {pid for pid in job.family if f"proc/{pid}/stat" not in seen.last.found}
+    hidden = [pid for pid in job.family if pid not in told and pid not in ended]
     findings.figure("processes looked at", len(told))
     if told:
         _add_reads(findings, seen, told)
-    else:
+    if hidden or not told:
+        count, why = len(hidden), seen.last.why(f"proc/{(hidden or [job.pid])[0]}/io")
         findings.add(
             "unknown",
-            f"what process {job.pid} reads is not shown ({seen.last.why(f'proc/{job.pid}/io')})",
+            f"what {count} of the job's {len(job.family)} processes read is not shown ({why})",
             "run as the job's user or as root",
         )
     _add_files(findings, seen)
@@ -124,6 +128,8 @@ def _add_reads(findings: Findings, seen: Seen, pids: list[int]) -> None:
 
 def _add_files(findings: Findings, seen: Seen) -> None:
     """Count files that were opened and closed again between two looks."""
+    if not any("/fd/" in name for name in seen.last.found):
+        return  # whose files are not shown has no figures
     before, after = _files(seen.first), _files(seen.last)
     findings.figure("data files open", len(set(after.values())))
     fresh = set(after.values()) - set(before.values())
