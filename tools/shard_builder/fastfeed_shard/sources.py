@@ -35,11 +35,12 @@ _ENDS = {
 
 def find_kind(src: str) -> str:
     """Return which of `KINDS` a source is; OptionError if it is none, or could be several."""
-    names = {Path(name).name for name in _names(src)}
+    listed = _names(src)
+    names = {name.rpartition("/")[2] for name in listed}
     for sign, kind in _SIGNS.items():
-        if sign in names:
+        if sign in listed:
             return kind
-    if _SPLITS in names:
+    if _SPLITS in listed:
         raise OptionError(
             f"{shown(src)!r} holds several splits, and a data set is one of them",
             way_out=f"Name one, such as {join(shown(src), 'train')}",
