@@ -17,6 +17,7 @@ NAMES = (
     "work",
     "transport",
     "shard-read",
+    "zstd-read",
     "startup",
     "build",
     "steady",
@@ -26,6 +27,7 @@ NAMES = (
 )
 
 _CUDA = "import torch, sys; sys.exit(None if torch.cuda.is_available() else 'no CUDA device')"
+_FIND_ZSTD = "import shutil, sys; sys.exit(None if shutil.which('zstd') else 'no zstd command')"
 _FIND_TAR = "import shutil, sys; sys.exit(None if shutil.which('tar') else 'no tar command')"
 
 # Peer -> the packages it is (the first that is installed), and the code that tries it.
@@ -43,6 +45,7 @@ _PEERS = {
     ),
     "torchvision-gpu": (("torchvision",), f"import torchvision.io; {_CUDA}"),
     "tar": ((), _FIND_TAR),
+    "zstd": ((), _FIND_ZSTD),
     # The module loads ffmpeg's libraries at the first call only.
     "spdl": (("spdl",), "import spdl.io; spdl.io.demux_config()"),
 }

@@ -1,0 +1,103 @@
+"""zstd-read: samples of warm `.tar.zst` shards, in order and shuffled within a window."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastfeed.shardfile.names import MANIFEST_NAME
+from fastfeed_bench.judges import judge_same
+from fastfeed_bench.model import OURS, Benchmark, Case, System
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fastfeed_bench.model import Context, Settings
+
+_MODULE = "fastfeed_bench.systems.zstd_read"
+_WORKERS = ({"workers": 0}, {"workers": 1}, {"workers": 2})
+# Beside it the frames that a process keeps decoded: 128 MiB.
+_WINDOW = 64 << 20
+_WORD = 8
+# Bytes of a sample -> samples of a batch, bytes in all: more than is kept decoded.
+_SIZES = {2_000: (512, 400_000_000), 100_000: (64, 800_000_000)}
+
+
+def _cases(context: Context) -> list[Case]:
+    return [case(context, size) for case in (_in_order, _shuffled) for size in _SIZES]
+
+
+def _settings(context: Context, size: int, window: int) -> dict[str, Any]:
+    batch, total = _SIZES[size]
+    total //= 2 if context.quick else 1
+    folder = _text_shards(context.work, size=size, count=total // size)
+    return {
+        "folder": str(folder),
+        "samples": total // size,
+        "batch": batch,
+        "window": window // size,
+        "window_bytes": window,
+    }
+
+
+def _text_shards(work: Path, *, size: int, count: int) -> Path:
+    """Return a folder of zstd shards of `count` samples, made if need be.
+
+    Each sample is `size` bytes of words, some far more frequent than others: zstd makes a third of
+    them. A window holds four shards.
+    """
+    from fastfeed_shard.writer import ShardWriter
+
+    folder = work / f"text-{size}-{count}"
+    if (folder / MANIFEST_NAME).exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    random = np.random.default_rng(size)
+    words = random.integers(ord("a"), ord("z") + 1, (1 << 14, _WORD), np.uint8)
+    words[:, -1] = ord(" ")
+    with ShardWriter(folder, name="text", shard_size=_WINDOW // 4, compress="zstd") as writer:
+        for number in range(count):
+            chosen = random.zipf(1.2, -(-size // _WORD)) % len(words)
+            data = words[chosen].tobytes()[:size]
+            writer.write({"__key__": f"{number:09d}", "bin": data})
+    return folder
+
+
+def _in_order(context: Context, size: int) -> Case:
+    """Ours has one process, as the plain decompressor has."""
+    settings = _settings(context, size, 0)
+    plain = System(
+        "zstd",
+        f"{_MODULE}:plain_session",
+        settings,
+        role="reference",
+        about="what one core decompresses; no samples are told apart, so no peer",
+    )
+    systems = (_ours(settings, _WORKERS[:1]), _webdataset(settings), plain)
+    return Case(f"{size // 1000} kB samples in order", systems, judge_same)
+
+
+def _shuffled(context: Context, size: int) -> Case:
+    settings = _settings(context, size, _WINDOW)
+    systems = (_ours(settings, _WORKERS), _webdataset(settings))
+    return Case(f"{size // 1000} kB samples shuffled in 64 MiB", systems, judge_same)
+
+
+def _ours(settings: Settings, workers: tuple[Settings, ...]) -> System:
+    return System(OURS, f"{_MODULE}:fastfeed_session", settings, workers, role="ours")
+
+
+def _webdataset(settings: Settings) -> System:
+    return System("webdataset", f"{_MODULE}:webdataset_session", settings, _WORKERS)
+
+
+BENCHMARK = Benchmark(
+    name="zstd-read",
+    unit="samples/s",
+    higher_is_better=True,
+    summary="samples of 2 kB and 100 kB from warm .tar.zst shards, in order and shuffled",
+    cases=_cases,
+    peers=("webdataset", "zstd"),
+)
