@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
 
 import pytest
@@ -82,3 +83,16 @@ def test_where_nothing_can_be_written(tmp_path):
     """A folder that takes no file is an error that names it."""
     with pytest.raises(StorageError, match="missing"):
         inspect(tmp_path / "missing")
+
+
+def test_a_full_disk_is_told(tmp_path, monkeypatch):
+    """Where there is no room nothing is written, and the advice is to make room."""
+    status = os.statvfs(tmp_path)
+
+    class Full:
+        f_bavail, f_frsize = 100, status.f_frsize
+
+    monkeypatch.setattr(os, "statvfs", lambda folder: Full)
+    disk = inspect(tmp_path, mounts=tmp_path / "missing")
+    assert disk.write_rate == 0
+    assert "Make room" in disk.warning

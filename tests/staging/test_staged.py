@@ -146,6 +146,53 @@ def test_later_windows_wait_instead_of_reading_twice(make_shards, far):
     ahead.close()
 
 
+def test_a_stager_that_lags_is_waited_for(make_shards, far, processes):
+    """Readers ahead of the stager let it come up, instead of reading all from afar beside it."""
+    start, ends = processes
+    shards = make_shards(8, room=9, window=1)
+    receiver, sender = os.pipe()
+    go, now = os.pipe()
+
+    def stage():
+        ahead = ReadAhead(shards, shards.plan, worker=0, workers=2, staged=shards.staged)
+        far.hook = lambda verb, name: os.read(go, 1) if verb == "read" else None
+        ahead.follow(shards.order(0)[:10], 0)
+        os.write(sender, b"x")
+        assert shards.staged._follower._stager.wait(30)
+        ahead.close()
+
+    child = start(stage)
+    os.read(receiver, 1)
+    ahead = ReadAhead(shards, shards.plan, worker=1, workers=2, staged=shards.staged)
+    ahead.follow(shards.order(0)[:10], 0)
+    ahead.follow(shards.order(0)[50:60], 0)
+    reading = threading.Thread(target=lambda: shards.sample(shards.order(0)[55]))
+    reading.start()
+    os.write(now, bytes(20))
+    reading.join()
+    assert ends(child) == [0]
+    assert shards.staged.counts().far_bytes == 0
+    ahead.close()
+    for end in (receiver, sender, go, now):
+        os.close(end)
+
+
+def test_a_shard_left_out_is_not_waited_for(make_shards, far, make_shelf):
+    """After as many others as could have been before it, a shard is read from afar."""
+    shards = make_shards(4, room=9, window=1)
+    shards.staged.expect([source.url for source in shards.sources])
+    follower = shards.staged._follower
+    follower._waits_from = 0
+    shelf, source = make_shelf(), shards.sources[3]
+    for turn in range(40):
+        part = shelf.reserve(shards.sources[turn % 3])
+        threading.Timer(0.002, part.discard).start()
+        if not follower.wait_for(source):
+            break
+    assert 10 < turn < 39
+    shards.sample(35)
+
+
 def test_waiting_for_a_stopped_stager_ends(make_shards, far, make_shelf, caplog):
     """Nobody waits for ever on a part that makes no progress: it is told once, and read past."""
     shards = make_shards(4, room=9, window=1)

@@ -44,7 +44,7 @@ class Disk:
     kind: Kind
     free_bytes: int
     write_rate: float
-    """Bytes a second of a short write, flush included."""
+    """Bytes a second of a short write, flush included; 0 where there is no room for one."""
     read_rate: float
     """Bytes a second of reading it again, past the page cache where that can be asked for."""
 
@@ -53,6 +53,8 @@ class Disk:
         """Why this is no good place for a cache, and what to do; None if it is a good one."""
         if (way_out := _WAYS_OUT.get(self.kind)) is not None:
             return f"{self.folder!r} lies on {self.file_system}. {way_out}"
+        if not self.write_rate:
+            return f"{self.folder!r} has no room, so nothing will be staged. Make room there"
         if self.write_rate < _SLOW:
             return (
                 f"{self.folder!r} took {self.write_rate / 1e6:,.0f} MB/s of a short write. "
@@ -84,13 +86,14 @@ def inspect(
     file_system = file_system_of(text, str(folder.resolve()))
     try:
         status = os.statvfs(folder)
-        written, read = _rates(folder, clock)
+        free = status.f_bavail * status.f_frsize
+        # On a full disk what is there is still of use, so that is no error.
+        written, read = _rates(folder, clock) if free > 2 * _PROBE else (0.0, 0.0)
     except OSError as error:
         raise StorageError(
             f"cannot write to the cache folder {str(folder)!r}: {error.strerror}",
             way_out="Make room there, or name another folder",
         ) from error
-    free = status.f_bavail * status.f_frsize
     return Disk(str(folder), file_system, kind_of(file_system), free, written, read)
 
 
@@ -123,10 +126,10 @@ def file_system_of(mountinfo: str, path: str) -> str:
 
 def _rates(folder: Path, clock: Callable[[], float]) -> tuple[float, float]:
     data = memoryview(bytearray(secrets.token_bytes(1 << 20)))
-    path = folder / f".{secrets.token_hex(8)}.probe"
+    path = folder / f"{secrets.token_hex(8)}.probe"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        path.unlink()  # it needs no name, so it cannot stay
+        path.unlink(missing_ok=True)  # it needs no name; a sweep may have been before us
         started = clock()
         for offset in range(0, _PROBE, len(data)):
             os.pwrite(descriptor, data, offset)

@@ -22,8 +22,9 @@ SHARD = re.compile(r"(([0-9a-f]{32})-([0-9]{1,19}))\.shard")
 PART = re.compile(r"(([0-9a-f]{32})-([0-9]{1,19}))\.[0-9a-f]{16}\.part")
 NEED = re.compile(r"[0-9a-f]{16}\.need")
 STAGER = re.compile(r"[0-9a-f]{32}\.stager")
-# Locked while their owner lives; without one they are litter.
-_OWNED = (PART, NEED, STAGER)
+PROBE = re.compile(r"[0-9a-f]{16}\.probe")
+# Locked while their owner lives; without one they are litter. A probe has its name for an instant.
+_OWNED = (PART, NEED, STAGER, PROBE)
 
 PATIENCE_S = 60.0
 """How long to wait for the folder's lock, which is held for milliseconds."""
@@ -48,7 +49,8 @@ def claim(folder: str | os.PathLike[str], *, apart_from: Iterable[str] = ()) -> 
         descriptor = os.open(path / MARKER, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             if os.fstat(descriptor).st_size == 0:
-                os.pwrite(descriptor, _TEXT, 0)
+                with suppress(OSError):  # the name is what counts, and a full disk takes that
+                    os.pwrite(descriptor, _TEXT, 0)
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -20,6 +20,7 @@ from fastfeed.staging.stager import Election, Stager
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from fastfeed.staging.shelf import Shelf
     from fastfeed.staging.source import Source
@@ -29,6 +30,8 @@ log = logging.getLogger("fastfeed")
 
 PATIENCE_S = 120.0
 """How long to wait for one shard that somebody brings, before reading it from afar as well."""
+_WAITS = 16
+"""Parts to wait for, one after the other, before one shard is read from afar."""
 _EVERY = 8
 """Batches between two looks for room that others have made."""
 
@@ -50,6 +53,7 @@ class Follower:
         self._places: dict[str, int] = {}
         self._place = self._zone = -1
         self._waits_from: int | None = None
+        self._waits: dict[int, set[str]] = {}
         self._need: Need | None = None
         self._election: Election | None = None
         self._stager: Stager | None = None
@@ -68,6 +72,7 @@ class Follower:
         for place, source in enumerate(sources):
             self._places.setdefault(source.name, place)
         self._place = self._zone = -1
+        self._waits.clear()
         if not entering:
             self._waits_from = 0
         before, self._need = self._need, None
@@ -114,24 +119,31 @@ class Follower:
         place = self._places.get(source.name)
         if place is None or self._waits_from is None or place < self._waits_from:
             return False
+        waited = self._waits.setdefault(place, set())
+        # One that was left out would be waited for until all after it were there, next epoch's too.
+        if len(waited) > max(_WAITS, 2 * self._zone):
+            return False
         for name, file in self._shelf.parts():
-            if not self._place <= self._places.get(name, -1) <= place:
-                continue
-            path = self._shelf.part_path(file)
-            try:
-                with lock_within(str(path), seconds=self._patience, shared=True):
-                    pass
-                # It gets its new name just after its lock is shared, and alone. A part that is
-                # there after that is a dead one's, and nobody will finish it.
-                with alone(self._shelf.folder):
-                    return not path.exists()
-            except FileNotFoundError:
-                return True  # done between the two looks
-            except (OSError, StorageError) as error:
-                self._waits_from = None if self._waits_from is None else len(self._sources)
-                log.warning("not waiting for staging any more in this epoch: %s", error)
-                return False
+            # The stager may be behind us: it follows its own process.
+            if self._places.get(name, place + 1) <= place:
+                waited.add(file)
+                return self._wait_for_part(self._shelf.part_path(file))
         return False
+
+    def _wait_for_part(self, path: Path) -> bool:
+        try:
+            with lock_within(str(path), seconds=self._patience, shared=True):
+                pass
+            # It gets its new name just after its lock is shared, and alone. A part that is there
+            # after that is a dead one's, and nobody will finish it.
+            with alone(self._shelf.folder):
+                return not path.exists()
+        except FileNotFoundError:
+            return True  # done between the two looks
+        except (OSError, StorageError) as error:
+            self._waits_from = len(self._sources)
+            log.warning("not waiting for staging any more in this epoch: %s", error)
+            return False
 
     def keeps(self, source: Source) -> bool:
         """Say whether a shard is among those being read, or soon to be."""
