@@ -546,3 +546,31 @@ def test_every_compressed_tar_gives_what_its_manifest_says(large_data, tmp_path)
             wrong.append(f"{entry['file']}: {len(members)} members")
     assert read > 10
     assert not wrong, "\n".join(wrong)
+
+
+# Remote shards
+
+
+@pytest.mark.parametrize("kind", ["seekable", "gzip"])
+def test_remote_shards(tmp_path, kind, caplog):
+    """By position or inflated, from any storage; what signs a URL is not shown and makes no other."""
+    fsspec = pytest.importorskip("fsspec")
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/compressed/a.tar.zst", STREAMS[kind])
+    try:
+        with caplog.at_level(logging.WARNING, "fastfeed"):
+            for _ in range(2):
+                with open_shard("memory://compressed/a.tar.zst", folder=tmp_path) as shard:
+                    assert isinstance(shard, CompressedShard) is (kind == "seekable")
+                    assert whole(shard) == TAR
+    finally:
+        files.rm("/compressed", recursive=True)
+    assert caplog.text.count("is inflated once") == (kind == "gzip")
+    data = STREAMS["gzip"]
+    for signature in ("one", "two"):
+        wrap(
+            Memory(data), f"https://user:pw@host/a.tgz?X-Amz-Signature={signature}", folder=tmp_path
+        )
+    assert "X-Amz" not in caplog.text
+    assert "pw" not in caplog.text
+    assert len(list((tmp_path / "inflated").iterdir())) == (2 if kind == "gzip" else 1)

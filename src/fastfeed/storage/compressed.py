@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastfeed.errors import ShardError, StorageError
 from fastfeed.options import cache_folder
@@ -24,10 +24,11 @@ from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.inflated import open_inflated
 from fastfeed.storage.open import open_storage
 from fastfeed.storage.streams import kind_of
+from fastfeed.storage.urls import shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -248,14 +249,15 @@ def open_shard(
     *,
     cache: FrameCache | None = None,
     folder: Path | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Storage:
-    """Open a shard as a plain tar, whether it is compressed or not.
+    """Open a shard by its path or URL as a plain tar, whether it is compressed or not.
 
     `cache` keeps decoded frames, and may be shared by shards; `folder` keeps what must be inflated
     (default: fastfeed's cache folder). Raises StorageError if the shard cannot be opened, and
     ShardError if it is compressed and damaged.
     """
-    storage = open_storage(url)
+    storage = open_storage(url, storage_options=storage_options)
     try:
         return wrap(storage, str(url), cache=cache, folder=folder)
     except BaseException:
@@ -277,7 +279,7 @@ def wrap(
     if kind == "zstd":
         table = read_table(storage, name)
         if table is not None and table.largest <= _LARGEST_FRAME:
-            return CompressedShard(storage, table, name=name, cache=cache)
+            return CompressedShard(storage, table, name=shown(name), cache=cache)
     folder = (cache_folder() if folder is None else folder) / "inflated"
     inflated = open_inflated(storage, name=name, kind=kind, folder=folder)
     storage.close()
@@ -288,8 +290,8 @@ def read_table(storage: Storage, name: str) -> SeekTable | None:
     """Return the table of a file of zstd frames, None if it has none."""
     size = storage.size
     tail = storage.read_at(max(0, size - _TAIL), min(size, _TAIL))
-    nbytes = table_bytes(tail[-FOOTER_BYTES:], size, shard=name)
+    nbytes = table_bytes(tail[-FOOTER_BYTES:], size, shard=shown(name))
     if nbytes is None:
         return None
     table = tail[-nbytes:] if nbytes <= len(tail) else storage.read_at(size - nbytes, nbytes)
-    return load_table(table, size, shard=name)
+    return load_table(table, size, shard=shown(name))

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from fastfeed.errors import OptionError, StorageError
+from fastfeed.errors import StorageError
 from fastfeed.storage.local import LocalFile
 from fastfeed.storage.open import local_path
 from fastfeed.storage.streams import inflate
+from fastfeed.storage.urls import is_remote, shown, unsigned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,30 +38,34 @@ def open_inflated(storage: Storage, *, name: str, kind: str, folder: Path) -> Lo
     The file is kept there under a name made of the shard's name, size, time and both its ends.
     Raises ShardError if the shard is damaged or cut, StorageError if there is no room for it.
     """
-    final = folder / f"{_identity(storage, name)}.tar"
+    try:
+        final = folder / f"{_identity(storage, name)}.tar"
+    except OSError as error:
+        raise StorageError(f"cannot open {shown(name)!r}: {error.strerror}") from error
     if not final.exists():
         log.warning(
             "%s is compressed without a table of its frames: it is inflated once, to %s. "
             "`fastfeed-shard convert` makes a shard that is read where it lies",
-            name,
+            shown(name),
             final,
         )
         try:
-            _publish(storage, final, name=name, kind=kind)
+            _publish(storage, final, name=shown(name), kind=kind)
         except OSError as error:
             raise StorageError(
-                f"cannot inflate {name!r} to {str(final)!r}: {error.strerror}",
+                f"cannot inflate {shown(name)!r} to {str(final)!r}: {error.strerror}",
                 way_out="Make room in the cache folder (XDG_CACHE_HOME), or convert the shard",
             ) from error
-    return LocalFile(str(final), shown=name)
+    return LocalFile(str(final), shown=shown(name))
 
 
 def _identity(storage: Storage, name: str) -> str:
     """Return a digest that changes when the shard does: its ends hold sizes and checksums."""
-    state = xxhash.xxh3_128(f"{name}\n{storage.size}\n".encode("utf-8", "surrogateescape"))
-    with suppress(OptionError, OSError):  # one that is not of this machine
+    about = unsigned(name)
+    if not is_remote(name):
         path = os.path.abspath(local_path(name))  # noqa: PTH100 - the name is all that is wanted
-        state.update(f"{path}\n{os.stat(path).st_mtime_ns}".encode("utf-8", "surrogateescape"))  # noqa: PTH116
+        about = f"{path}\n{os.stat(path).st_mtime_ns}"  # noqa: PTH116
+    state = xxhash.xxh3_128(f"{about}\n{storage.size}\n".encode("utf-8", "surrogateescape"))
     state.update(storage.read_at(0, min(_END, storage.size)))
     state.update(storage.read_at(max(0, storage.size - _END), min(_END, storage.size)))
     return state.hexdigest()
