@@ -553,7 +553,7 @@ def test_every_compressed_tar_gives_what_its_manifest_says(large_data, tmp_path)
 
 @pytest.mark.parametrize("kind", ["seekable", "gzip"])
 def test_remote_shards(tmp_path, kind, caplog):
-    """By position or inflated, from any storage; what signs a URL is not shown and makes no other."""
+    """By position or inflated, from any storage; what signs a URL is never shown."""
     fsspec = pytest.importorskip("fsspec")
     files = fsspec.filesystem("memory")
     files.pipe_file("/compressed/a.tar.zst", STREAMS[kind])
