@@ -168,6 +168,16 @@ def test_c21_c26_busy_servers_are_waited_for(server, opened, hours):
     assert hours.slept == [7.0, 0.4, 0.8]
 
 
+def test_c21_a_failed_part_ends_the_read(server, opened):
+    """When one part fails for good the read ends, though another part is still stalled."""
+    assert opened.size
+    server.fail("stall", times=1)
+    server.fail("status", status=403, times=4)
+    with pytest.raises(StorageError, match="403"):
+        all_of(opened)
+    server.closing.set()
+
+
 def test_c21_a_deadline_for_all_attempts(server, opened, hours):
     """A server that always fails is an error in bounded time, naming URL, attempts and cause."""
     assert opened.size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
 from fastfeed.errors import StorageError
@@ -60,10 +60,12 @@ class RemoteFile:
         if known is not None and known.size is not None:
             return known
         try:
-            found = self._facts = self._ask()
+            found = self._ask()
+            self._learn(found)
         except GaveUp as error:
             gave_up = error
         else:
+            self._facts = found
             return found
         raise self._failed(gave_up)
 
@@ -97,7 +99,7 @@ class RemoteFile:
             )
         try:
             if len(buffer) <= PART:
-                self._fill(offset, buffer)
+                self._fill(offset, Sink(buffer))
             else:
                 self._fill_parts(offset, buffer)
         except GaveUp as error:
@@ -165,40 +167,45 @@ class RemoteFile:
 
     def _fill_parts(self, offset: int, buffer: memoryview) -> None:
         """Read the parts of a large range at once, or one after the other if the server must."""
-        starts = range(0, len(buffer), PART)
         tag = self.facts.tag
+        parts = {
+            offset + start: Sink(buffer[start : start + PART])
+            for start in range(0, len(buffer), PART)
+        }
         # Its threads live for this read alone: a fork has no use for them, and starting a few
         # costs nothing beside reading parts of this size.
-        with ThreadPoolExecutor(min(PARALLEL, len(starts)), "fastfeed-parts") as pool:
-            parts = [
-                pool.submit(self._fill, offset + start, buffer[start : start + PART])
-                for start in starts
-            ]
-            try:
-                found = [part.result() for part in parts]
-            except GaveUp as error:
-                pool.shutdown(cancel_futures=True)
-                # Without ranges the start of the object can still be had, in one long answer.
-                if error.fault.kind != "ranges" or offset:
-                    raise
-                found = None
-        if found is None:
-            self._fill(offset, buffer)
+        pool = ThreadPoolExecutor(min(PARALLEL, len(parts)), "fastfeed-parts")
+        whole = False
+        try:
+            reads = [pool.submit(self._fill, start, sink) for start, sink in parts.items()]
+            done, _ = wait(reads, return_when=FIRST_EXCEPTION)
+            found = [read.result() for read in done]
+            whole = True
+        except GaveUp as error:
+            # Without ranges the start of the object can still be had, in one long answer.
+            if error.fault.kind != "ranges" or offset:
+                raise
+        finally:
+            # Parts that are still on their way when one has failed are left to end by themselves.
+            for sink in parts.values():
+                sink.release()
+            pool.shutdown(wait=whole, cancel_futures=True)
+        if not whole:
+            self._fill(offset, Sink(buffer))
         elif tag is not None and any(answer.tag is None for answer in found):
             # These answers say nothing of themselves, so the object is asked for once more.
             self._learn(self._ask())
 
-    def _fill(self, offset: int, buffer: memoryview) -> Facts:
-        if not len(buffer):
+    def _fill(self, offset: int, sink: Sink) -> Facts:
+        if not sink.size:
             return Facts(None, None)
-        sink = Sink(buffer)
 
         def fill(wire: Wire, seconds: float, idle: float) -> Facts:
             tag = None if self._facts is None else self._facts.tag
             return wire.fill(offset, sink, tag=tag, seconds=seconds, idle=idle)
 
         try:
-            found = self._try(fill, size=len(buffer))
+            found = self._try(fill, size=sink.size)
         finally:
             sink.release()
         self._learn(found)
@@ -209,7 +216,7 @@ class RemoteFile:
         if self._facts is None and (found.size is not None or found.tag is not None):
             self._facts = found
         elif self._facts is not None and not same_tag(self._facts.tag, found.tag):
-            raise GaveUp(Fault("changed", "the object changed between two parts of it"), 1, 0.0)
+            raise GaveUp(Fault("changed", "the object changed between two requests"), 1, 0.0)
 
     def _ask(self) -> Facts:
         return self._try(lambda wire, seconds, idle: wire.facts(seconds=seconds, idle=idle))

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 # What file systems call that which changes with the bytes, the surest first.
-_TAGS = ("ETag", "etag", "generation", "LastModified", "last_modified", "mtime", "created")
+_TAGS = (
+    "ETag",
+    "etag",
+    "generation",
+    "blob_id",
+    "LastModified",
+    "last_modified",
+    "mtime",
+    "created",
+)
 
 
 class Wire(Protocol):
