@@ -15,9 +15,13 @@ from fastfeed.errors import StorageError
 from fastfeed.options import Cache
 from fastfeed.staging.folder import MARKER
 from fastfeed.staging.shelf import Refusal, Shelf
+from fastfeed.staging.source import Source, describe
+from fastfeed.staging.staged import Staged
 from fastfeed.staging.stager import Election, Stager
 from fastfeed.staging.transfer import PIECE
 from fastfeed.staging.warm import warm
+from fastfeed.storage.answers import Facts
+from fastfeed.storage.open import open_storage
 
 
 def names(shelf):
@@ -170,7 +174,7 @@ def test_a_shard_of_another_size_is_left_out(far, make_shelf, make_stager, caplo
     stager = make_stager(make_shelf())
     stager.want([source])
     wait_until_idle(stager)
-    assert "10,244 bytes, and 10,240 in the manifest" in caplog.text
+    assert "10,244 bytes, and had 10,240 when" in caplog.text
     assert names(make_shelf()) == []
 
 
@@ -292,3 +296,45 @@ def test_pauses_are_told(far, make_shelf, make_stager, caplog, monkeypatch):
     stager.want([source])
     wait_until_idle(stager)
     assert source in shelf
+
+
+def test_a_shard_that_was_replaced_is_left_out(make_shelf, make_stager, memory, caplog):
+    """An object of the same size under another tag is not what was listed: it is not staged."""
+    url, tar = memory
+    source = describe(url)
+    assert (source.size, source.digest) == (len(tar), None)
+    for tag, staged in (("other", False), (source.tag, True)):
+        wanted = Source(url, source.size, tag=tag)
+        stager = make_stager(make_shelf(), opener=open_storage)
+        stager.want([wanted])
+        wait_until_idle(stager)
+        assert (wanted in make_shelf()) is staged
+        stager.close()
+    assert "the shard was replaced: " in caplog.text
+
+
+def test_storage_itself_by_way_of_the_shelf(tmp_path, memory, bring):
+    """Without an opener of its own a data set reads what storage reads, and asks it for facts."""
+    url, tar = memory
+    staged = Staged(Cache(tmp_path / "cache", "1MB"))
+    with staged.open(url) as shard:
+        assert shard.read_at(0, shard.size) == tar
+        assert shard.facts == Facts(len(tar), describe(url).tag)
+        staged.expect([url, url])
+        staged.reached(0, window=1, zone=1)
+        wait_until_idle(staged._follower._stager)
+        assert shard.read_at(0, shard.size) == tar
+    assert staged.counts().local_bytes == staged.counts().far_bytes == len(tar)
+    staged.close()
+
+
+@pytest.fixture
+def memory():
+    """A shard in fsspec's memory."""
+    import fsspec
+
+    tar = bytes(1024)
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/bucket/a.tar", tar)
+    yield "memory://bucket/a.tar", tar
+    system.rm("/bucket", recursive=True)

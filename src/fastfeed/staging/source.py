@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import xxhash
 
+from fastfeed.storage.open import facts
 from fastfeed.storage.urls import unsigned
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +38,14 @@ class Source:
     def name(self) -> str:
         """The key and the size, with which every file of this shard on the shelf begins."""
         return f"{self.key}-{self.size}"
+
+
+def describe(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Source | None:
+    """Ask the storage about a shard that no manifest lists; StorageError if that fails.
+
+    None if it says no version: a shard that was replaced could not be told from its copy.
+    """
+    found = facts(url, storage_options=storage_options)
+    if found.size is None or found.tag is None:
+        return None
+    return Source(url, found.size, tag=found.tag)

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,11 +19,13 @@ from fastfeed.errors import StorageError
 from fastfeed.staging.disk import inspect
 from fastfeed.staging.follower import Follower
 from fastfeed.staging.shelf import Shelf
+from fastfeed.staging.source import describe as ask
+from fastfeed.storage.answers import Facts
 from fastfeed.storage.open import open_storage
 from fastfeed.storage.urls import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -54,21 +57,24 @@ class Counts:
 class Staged:
     """Opens the shards of one data set by way of a cache folder; goes to workers of any kind.
 
-    `describe(url)` says size and version of a shard that `learn` was not told of, or None if it
-    is not to be staged. Local shards are read in place, and the folder may not touch theirs.
+    Local shards are read in place, and the folder must lie apart from those in `apart_from`.
+    `opener` and `describe` reach the storage, with `storage_options` unless they are given:
+    `describe(url)` says size and version of a shard that `learn` was not told of, or None if it is
+    not to be staged.
     """
 
     def __init__(
         self,
         cache: Cache,
         *,
-        describe: Callable[[str], Source | None],
-        opener: Callable[[str], Storage] = open_storage,
+        storage_options: Mapping[str, Any] | None = None,
+        opener: Callable[[str], Storage] | None = None,
+        describe: Callable[[str], Source | None] | None = None,
         apart_from: Iterable[str] = (),
     ) -> None:
         self._shelf = Shelf(cache.folder, cache.nbytes, apart_from=apart_from)
-        self._describe = describe
-        self._opener = opener
+        self._opener = opener or partial(open_storage, storage_options=storage_options)
+        self._describe = describe or partial(ask, storage_options=storage_options)
         self._sources: dict[str, Source | None] = {}
         self.disk = inspect(self._shelf.folder)
         """What was found of the folder's disk."""
@@ -208,6 +214,11 @@ class StagedShard:
     def size(self) -> int:
         """Bytes in the shard, as the manifest or the storage says."""
         return self.source.size
+
+    @property
+    def facts(self) -> Facts:
+        """What is known of the shard, without asking; a digest tells versions apart too."""
+        return Facts(self.source.size, self.source.tag or self.source.digest)
 
     def read_at(self, offset: int, size: int, /) -> bytes:
         """Return `size` bytes at `offset`; fewer only if the shard ends before."""

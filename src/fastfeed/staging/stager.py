@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.locks import lock_now
 from fastfeed.staging.shelf import Refusal
 from fastfeed.staging.transfer import PIECE, Transfer
+from fastfeed.storage.remote import RemoteFile
 from fastfeed.storage.urls import shown
 
 if TYPE_CHECKING:
@@ -64,6 +65,27 @@ class Election:
                 with suppress(OSError):
                     os.unlink(self._path)  # noqa: PTH108
             lock.close()
+
+
+def open_checked(source: Source, opener: Callable[[str], Storage]) -> Storage:
+    """Open a shard where it comes from, if it is still the one that is known; or StorageError."""
+    remote = opener(source.url)
+    with ExitStack() as stack:
+        stack.push(remote)
+        if remote.size != source.size:
+            raise StorageError(
+                f"the shard has {remote.size:,} bytes, and had {source.size:,} when it was listed",
+                shard=shown(source.url),
+            )
+        if source.tag is not None and isinstance(remote, RemoteFile):
+            tag = remote.facts.tag
+            if tag != source.tag:
+                raise StorageError(
+                    f"the shard was replaced: {tag!r} is there, and {source.tag!r} was listed",
+                    shard=shown(source.url),
+                )
+        stack.pop_all()
+    return remote
 
 
 class Stager:
@@ -181,7 +203,7 @@ class Stager:
                     return None
                 elif not isinstance(reserved, Refusal):
                     try:
-                        remote = self._open_checked(source)
+                        remote = open_checked(source, self._open)
                     except FastfeedError as error:
                         reserved.discard()
                         self._fail(source, error)
@@ -193,17 +215,6 @@ class Stager:
         except FastfeedError as error:
             log.warning("staging pauses, shards are read from afar: %s", error)
         return None
-
-    def _open_checked(self, source: Source) -> Storage:
-        remote = self._open(source.url)
-        if remote.size == source.size:
-            return remote
-        has = remote.size
-        remote.close()
-        raise StorageError(
-            f"the shard has {has:,} bytes, and {source.size:,} in the manifest",
-            shard=shown(source.url),
-        )
 
     def _ended(self, transfer: Transfer) -> None:
         if transfer.error is not None:

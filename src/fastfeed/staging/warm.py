@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.shelf import Refusal, Shelf
-from fastfeed.staging.stager import THREADS
+from fastfeed.staging.stager import THREADS, open_checked
 from fastfeed.staging.transfer import PIECE, Transfer
 from fastfeed.storage.open import open_storage
 
@@ -66,7 +66,7 @@ def _warm_one(
         if isinstance(reserved, Refusal):
             return Warmed(source, 0, None if source in shelf else reserved)
         with reserved:
-            transfer = Transfer(opener(source.url), reserved)
+            transfer = Transfer(open_checked(source, opener), reserved)
             _carry_all(transfer, min(threads, -(-source.size // PIECE) or 1))
     except FastfeedError as error:
         return Warmed(source, 0, error)
