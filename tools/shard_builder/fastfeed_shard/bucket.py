@@ -39,7 +39,9 @@ class Bucket:
         """Return the name and the size of every object."""
         connect(self._place).filesystem.invalidate_cache()
         try:
-            found = self._try(lambda seconds: self._call("find", self._path, seconds, detail=True))
+            found = self._try(
+                lambda seconds: self._call("find", self._path, seconds=seconds, detail=True)
+            )
         except GaveUp as error:
             if error.fault.kind == "missing":
                 return {}
@@ -54,8 +56,8 @@ class Bucket:
         size, target = path.stat().st_size, self._target(name)
 
         def send(seconds: float) -> None:
-            self._call("put_file", str(path), seconds, rpath=target)
-            arrived = self._call("info", target, seconds)["size"]
+            self._call("put_file", str(path), target, seconds=seconds)
+            arrived = self._call("info", target, seconds=seconds)["size"]
             if arrived != size:
                 raise Fault("broken", f"{arrived:,} of {size:,} bytes have arrived")
 
@@ -68,7 +70,7 @@ class Bucket:
         """Write a small object."""
         try:
             self._try(
-                lambda seconds: self._call("pipe_file", self._target(name), seconds, value=data)
+                lambda seconds: self._call("pipe_file", self._target(name), data, seconds=seconds)
             )
         except GaveUp as error:
             raise self._failed("write", name, error) from None
@@ -80,9 +82,12 @@ class Bucket:
     def remove(self, names: Iterable[str]) -> None:
         """Remove objects; one that is gone already is fine."""
         for name in names:
-            target = self._target(name)
+
+            def remove(seconds: float, name: str = name) -> None:
+                self._call("rm_file", self._target(name), seconds=seconds)
+
             try:
-                self._try(lambda seconds, target=target: self._call("rm_file", target, seconds))  # type: ignore[misc]
+                self._try(remove)
             except GaveUp as error:
                 if error.fault.kind != "missing":
                     raise self._failed("remove", name, error) from None
@@ -90,8 +95,9 @@ class Bucket:
     def _target(self, name: str) -> str:
         return f"{self._path.rstrip('/')}/{name}"
 
-    def _call(self, verb: str, path: str, seconds: float, **keywords: Any) -> Any:
-        return connect(self._place).call(verb, path, seconds=seconds, **keywords)
+    def _call(self, verb: str, *arguments: Any, seconds: float, **keywords: Any) -> Any:
+        # By position, for file systems call these arguments differently.
+        return connect(self._place).call(verb, *arguments, seconds=seconds, **keywords)
 
     def _try(self, work: Callable[[float], Any], *, size: int = 0) -> Any:
         connection = connect(self._place)

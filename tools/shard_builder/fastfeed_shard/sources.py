@@ -11,10 +11,10 @@ from fastfeed.reading.sources import list_shards
 from fastfeed.shardfile.names import MANIFEST_NAME
 from fastfeed.shardfile.patterns import expand
 from fastfeed.storage.open import local_path
-from fastfeed.storage.urls import is_remote, scheme_of, shown
+from fastfeed.storage.urls import base_name, is_remote, scheme_of, shown
 from fastfeed_shard.arguments import KINDS
 from fastfeed_shard.bucket import Bucket
-from fastfeed_shard.importers.whole import join
+from fastfeed_shard.importers.whole import is_there, join
 
 if TYPE_CHECKING:
     from fastfeed_shard.importers.rows import Importer
@@ -35,6 +35,8 @@ _ENDS = {
 
 def find_kind(src: str) -> str:
     """Return which of `KINDS` a source is; OptionError if it is none, or could be several."""
+    if _is_manifest(src):
+        return "shards"
     listed = _names(src)
     names = {name.rpartition("/")[2] for name in listed}
     for sign, kind in _SIGNS.items():
@@ -56,16 +58,17 @@ def find_kind(src: str) -> str:
 
 def shards_of(src: str) -> list[str]:
     """Return the shards that a source stands for, compressed ones too."""
-    folder = src.removesuffix(f"/{MANIFEST_NAME}")
-    if _is_pattern(src) or (folder == src and _is_file(src)):
+    if _is_manifest(src):
+        return list(list_shards(src).paths)
+    if _is_pattern(src) or _is_file(src):
         return expand(src)
-    names = _names(folder)
+    names = _names(src)
     if MANIFEST_NAME in names:
-        return list(list_shards(folder).paths)
+        return list(list_shards(src).paths)
     found = [name for name in names if "/" not in name and _ENDS["shards"].fullmatch(name)]
     if not found:
         raise OptionError(f"{shown(src)!r} holds no shards", way_out="Name another source")
-    return [join(folder, name) for name in found]
+    return [join(src, name) for name in found]
 
 
 def importer_of(src: str, kind: str) -> Importer:
@@ -102,7 +105,10 @@ def _names(src: str) -> list[str]:
     """Return the names below a folder, sorted, hidden ones left out; or those of the files."""
     if _is_pattern(src) or _is_file(src):
         return [name.rpartition("/")[2] for name in expand(src)]
-    if is_remote(src):
+    if scheme_of(src) in {"http", "https"}:
+        # They tell nobody what lies in a folder; these files can be asked for by name.
+        names = [name for name in (*_SIGNS, _SPLITS) if is_there(join(src, name))]
+    elif is_remote(src):
         names = list(Bucket(src).names())
     else:
         folder = Path(local_path(src))
@@ -116,7 +122,11 @@ def _names(src: str) -> list[str]:
 
 def is_folder(src: str) -> bool:
     """Say whether a source is a folder, as far as its name tells for one that is remote."""
-    return not _is_pattern(src) and not _is_file(src) and not src.endswith(f"/{MANIFEST_NAME}")
+    return not (_is_pattern(src) or _is_file(src) or _is_manifest(src))
+
+
+def _is_manifest(src: str) -> bool:
+    return (base_name(src) if is_remote(src) else Path(src).name) == MANIFEST_NAME
 
 
 def _is_pattern(src: str) -> bool:
@@ -125,9 +135,6 @@ def _is_pattern(src: str) -> bool:
 
 def _is_file(src: str) -> bool:
     if is_remote(src):
-        # Only a listing could tell, and http has none: the name has to.
-        last = src.partition("?")[0].rpartition("/")[2]
-        return scheme_of(src) in {"http", "https"} or any(
-            end.fullmatch(last) for end in _ENDS.values()
-        )
+        # Storage of objects knows no folders, so the name must tell.
+        return any(end.fullmatch(base_name(src)) for end in _ENDS.values())
     return Path(local_path(src)).is_file()

@@ -12,11 +12,11 @@ from fastfeed.errors import FastfeedError, MissingFieldError, ShardError
 from fastfeed.reading.sources import list_shards
 from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import MANIFEST_NAME
-from fastfeed.storage.open import exists, local_path
+from fastfeed.storage.open import local_path
 from fastfeed.storage.urls import base_name, is_remote, shown
 from fastfeed_shard.browse import find_shards
 from fastfeed_shard.check import Checked, check_shard
-from fastfeed_shard.importers.whole import join
+from fastfeed_shard.importers.whole import is_there, join
 from fastfeed_shard.near import near_folder, near_shard
 from fastfeed_shard.pool import run_tasks
 from fastfeed_shard.sidecars import ENERGON_FOLDER, WIDS_NAME, energon_files, wids_index
@@ -55,7 +55,7 @@ def verify_shards(
     for their structure, and a warning says that no more could be proven.
     """
     folder = dest.removesuffix(f"/{MANIFEST_NAME}") if dest != MANIFEST_NAME else "."
-    whole = exists(join(folder, MANIFEST_NAME))
+    whole = is_there(join(folder, MANIFEST_NAME))
     listing = list_shards(folder) if whole else None
     paths = list(listing.paths) if listing else find_shards(dest)
     entries = listing.entries if listing else (None,) * len(paths)

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import ShardError
-from fastfeed.storage.open import read_whole
+from fastfeed.storage.open import exists, read_if_there, read_whole
 from fastfeed.storage.urls import base_name, is_remote, parent, shown
 from fastfeed.storage.urls import join as join_url
 
@@ -25,6 +25,14 @@ def read_json(path: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ShardError(f"{shown(path)!r} is no JSON object")
     return document
+
+
+def is_there(path: str) -> bool:
+    """Say whether a document is there for us to read; StorageError if that cannot be known."""
+    if is_remote(path):
+        # Storage that keeps from us what is missing says that it is forbidden.
+        return read_if_there(path, limit=_LIMIT) is not None
+    return exists(path)
 
 
 def join(folder: str, name: str) -> str:
