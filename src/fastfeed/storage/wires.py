@@ -32,6 +32,7 @@ _CHUNK = 1 << 20
 _TAGS = (
     "ETag",
     "etag",
+    "e_tag",
     "generation",
     "blob_id",
     "LastModified",
