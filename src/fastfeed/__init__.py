@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fastfeed.fields import Text as Text
     from fastfeed.loader import DataLoader as DataLoader
     from fastfeed.options import AUTO as AUTO
+    from fastfeed.options import Cache as Cache
 
 if os.name != "posix":
     raise ImportError(
@@ -50,6 +51,7 @@ _HOMES = {
     "Array": "fastfeed.fields",
     "Boxes": "fastfeed.fields",
     "Bytes": "fastfeed.fields",
+    "Cache": "fastfeed.options",
     "CenterCrop": "fastfeed.fields",
     "DataLoader": "fastfeed.loader",
     "FastfeedError": "fastfeed.errors",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,20 +14,22 @@ import torch
 import xxhash
 from torch.utils.data import Dataset, get_worker_info
 
+from fastfeed.decoding.compile import PACKED
 from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError
 from fastfeed.feed import Feed, FeedOptions
 from fastfeed.fields import Bytes, Field
-from fastfeed.options import SHUFFLE_WINDOW, cache_folder, parse_size
+from fastfeed.options import SHUFFLE_WINDOW, Cache, cache_folder, parse_size
 from fastfeed.plan import Plan
 from fastfeed.policy import BadSamples, FeedReport, check_on_error
-from fastfeed.readahead import ReadAhead
+from fastfeed.readahead import InOrder, ReadAhead
 from fastfeed.reading.shards import ShardSet
 from fastfeed.sampler import ShardSampler
+from fastfeed.staging.staged import Staged
+from fastfeed.storage.urls import is_remote
 from fastfeed.transform import Transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from fastfeed.decoding.defer import DeviceSide
     from fastfeed.policy import BadSample, OnError
@@ -52,6 +56,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
             (another sample stands in, chosen from seed, epoch and index).
         shuffle_window: samples are shuffled among shards of this many bytes in total.
         verify: compare each field with the checksum in the index, where there is one.
+        cache: a `Cache`: remote shards are brought to that folder ahead of the readers, and read
+            there. Local ones are read in place.
+        storage_options: passed to the file system of fsspec that serves the source's URLs; never
+            shown in a message.
 
     Raises:
         OptionError: an argument cannot be honoured.
@@ -69,6 +77,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         on_error: OnError = "raise",
         shuffle_window: int | str = SHUFFLE_WINDOW,
         verify: bool = True,
+        cache: Cache | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_on_error(on_error)
         if not isinstance(seed, int):
@@ -80,7 +90,21 @@ class ShardDataset(Dataset[dict[str, Any]]):
             )
         if transform is not None and not callable(transform):
             raise OptionError(f"transform={transform!r} is not callable")
-        self.shards = ShardSet(source, cache=cache_folder())
+        if cache is not None and not isinstance(cache, Cache):
+            raise OptionError(
+                f"cache={cache!r} is no Cache", way_out='Write ff.Cache("/nvme/fastfeed")'
+            )
+        self._staged: Staged | None = None
+        if cache is not None:
+            self._staged = Staged(
+                cache, storage_options=storage_options, apart_from=_folders(source)
+            )
+        self.shards = ShardSet(
+            source,
+            cache=cache_folder(),
+            staged=self._staged,
+            storage_options=storage_options,
+        )
         if fields is None:
             fields = {name: Bytes(name) for name in self.shards.fields}
         self.fields = dict(fields)
@@ -90,6 +114,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self.on_error: OnError = on_error
         self.shuffle_window = shuffle_window
         self.verify = verify
+        self.cache = cache
         self.epoch: int | None = None
         self._window_bytes = parse_size(shuffle_window, name="shuffle_window")
         self._bad = BadSamples()
@@ -182,11 +207,15 @@ class ShardDataset(Dataset[dict[str, Any]]):
             device=device,
         )
         ahead = None
-        if self._shuffled:
+        if self._shuffled or self._staged is not None:
             worker = get_worker_info()
             number, count = (worker.id, worker.num_workers) if worker else (0, 1)
-            ahead = ReadAhead(self.shards, self.plan, worker=number, workers=count)
+            order = self.plan if self._shuffled else self._in_order
+            ahead = ReadAhead(self.shards, order, worker=number, workers=count, staged=self._staged)
         return Feed(self.shards, options, threads=threads, ahead=ahead)
+
+    def _in_order(self, _epoch: int) -> InOrder:
+        return InOrder(self.shards.shard_count)
 
     def fastfeed_sampler(self, *, shuffle: bool) -> ShardSampler:
         """Return the sampler for `shuffle=`."""
@@ -228,7 +257,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
                     f"{output!r}: {field!r} describes no field",
                     way_out='Write for example ff.Int("cls")',
                 )
-            if not any(name in held for name in field.names):
+            if not any(name in held or name + PACKED in held for name in field.names):
                 asked = " or ".join(f"`{name}`" for name in field.names)
                 counts = self.shards.count_fields()
                 seen = ", ".join(f"`{name}` ({count:,})" for name, count in counts.items())
@@ -237,3 +266,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
                     field=output,
                     way_out="Ask for a field that the shards hold",
                 )
+
+
+def _folders(source: str | Path | Sequence[str | Path]) -> list[str]:
+    """Return the folders of this machine that a source names, where no cache may be."""
+    items = [source] if isinstance(source, str | os.PathLike) else list(source)
+    local = (os.fspath(item) for item in items if not is_remote(os.fspath(item)))
+    return [item if Path(item).is_dir() else str(Path(item).parent) for item in local]

@@ -77,7 +77,7 @@ class Feed:
         fields = options.fields
         if options.device is not None and options.transform is None:
             fields, _ = without_normalize(fields)
-        self._decoder = compile_fields(fields)
+        self._decoder = compile_fields(fields, held=shards.fields)
         self._raw = {n: f for n, f in options.fields.items() if isinstance(f, Bytes)}
         self._only_raw = len(self._raw) == len(options.fields) and options.transform is None
         self._pictures = frozenset(self._decoder.pictures if options.device is not None else ())

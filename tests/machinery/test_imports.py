@@ -18,7 +18,8 @@ ORDER = [
     {"version", "errors"},
     {"topology", "stats", "plan", "shardfile", "resume", "tuner"},
     {"options"},
-    {"policy", "storage", "fields", "transform"},
+    {"policy", "storage", "fields", "transform", "doctor"},
+    {"staging"},
     {"reading", "sampler", "decoding", "slots"},
     {"collating"},
     {"readahead", "parcel", "indices"},
@@ -33,11 +34,12 @@ ORDER = [
 # Library -> where it may be imported.
 DOORS = {
     "fsspec": {"storage"},
-    "zstandard": {"decoding"},
+    "zstandard": {"storage"},
     "PIL": {"decoding", "device"},
     "simplejpeg": {"decoding", "device"},
     "ctypes": {"decoding", "device"},
     "triton": {"device"},
+    "pynvml": {"doctor"},
     "torchvision": {"device"},
     "cv2": set(),
     "accelerate": {"integrations"},

@@ -16,16 +16,22 @@ from fastfeed.reading.sources import list_shards
 from fastfeed.shardfile.index import MISSING
 from fastfeed.shardfile.names import split_name
 from fastfeed.shardfile.tar import read_member
+from fastfeed.staging.source import Source
+from fastfeed.storage.compressed import wrap
+from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.open import open_storage
+from fastfeed.storage.urls import is_remote
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from fastfeed.reading.sources import Listing
     from fastfeed.shardfile.index import ShardIndex
     from fastfeed.shardfile.manifest import ShardEntry
+    from fastfeed.staging.staged import Staged
     from fastfeed.storage.open import Storage
 
 MAX_OPEN = 128
@@ -61,9 +67,17 @@ class ShardSet:
         *,
         cache: str | os.PathLike[str] | None = None,
         max_open: int = MAX_OPEN,
+        staged: Staged | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        listing = list_shards(source)
+        """`cache` is for indexes, `staged` brings remote shards to a local disk."""
+        listing = list_shards(source, storage_options=storage_options)
         self._names = listing.paths
+        self._staged = staged
+        self._storage_options = storage_options
+        if staged is not None:
+            staged.learn(_sources(listing))
+        self._frames: FrameCache | None = None
         self._cache = None if cache is None else Path(cache)
         self._max_open = max_open
         self._open: dict[int, OpenShard] = {}
@@ -183,10 +197,26 @@ class ShardSet:
         return self._used.get(number, -1)
 
     def _open_now(self, name: str) -> OpenShard:
-        storage = open_storage(name)
-        index = find_index(name, storage, cache=self._cache)
+        if self._staged is None:
+            stored = open_storage(name, storage_options=self._storage_options)
+        else:
+            stored = self._staged.open(name)
+        try:
+            storage = wrap(stored, name, cache=self._frames_of_process())
+            index = find_index(
+                name, storage, cache=self._cache, storage_options=self._storage_options
+            )
+        except BaseException:
+            stored.close()
+            raise
         columns = {field: column for column, field in enumerate(index.fields)}
         return OpenShard(name, storage, index, index.cells, columns)
+
+    def _frames_of_process(self) -> FrameCache:
+        """Return the decoded frames of all shards of this process."""
+        if self._frames is None:
+            self._frames = FrameCache()
+        return self._frames
 
     def _disagree(self, opened: OpenShard, has: str) -> IndexMismatchError:
         return IndexMismatchError(
@@ -196,4 +226,13 @@ class ShardSet:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_used": {}, "_clock": count()}
+        return {**self.__dict__, "_open": {}, "_used": {}, "_clock": count(), "_frames": None}
+
+
+def _sources(listing: Listing) -> list[Source]:
+    """Return the remote shards of which a manifest tells size and digest."""
+    return [
+        Source(path, entry.file_bytes, digest=entry.digest)
+        for path, entry in zip(listing.paths, listing.entries, strict=True)
+        if entry is not None and entry.digest is not None and is_remote(path)
+    ]
