@@ -1,0 +1,62 @@
+"""Data sets whose shards lie elsewhere: the same batches as of local ones, near after one epoch."""
+
+from __future__ import annotations
+
+import fsspec
+import pytest
+
+import fastfeed as ff
+from fastfeed.errors import OptionError
+
+FIELDS = {"image": ff.Image("jpg", ff.RandomResizedCrop(32)), "label": ff.Int("cls")}
+
+
+@pytest.fixture
+def bucket(photo_shards):
+    """The photo shards in fsspec's memory; returns their pattern."""
+    memory = fsspec.filesystem("memory")
+    for path in sorted(photo_shards.glob("*.tar")):
+        memory.pipe_file(f"/bucket/{path.name}", path.read_bytes())
+    yield "memory://bucket/photos-{000000..000002}.tar"
+    memory.rm("/bucket", recursive=True)
+
+
+def batches(source, **arguments):
+    """Return what an epoch of a data set holds."""
+    workers = arguments.pop("num_workers", 0)
+    epochs = arguments.pop("epochs", 1)
+    dataset = ff.ShardDataset(source, FIELDS, **arguments)
+    loader = ff.DataLoader(dataset, batch_size=5, shuffle=True, num_workers=workers)
+    for _ in range(epochs):
+        found = [(b["image"].sum().item(), b["label"].tolist()) for b in loader]
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_remote_shards_are_the_same(bucket, photo_shards, workers):
+    """Where shards lie cannot be seen in the batches."""
+    local = str(photo_shards / "photos-{000000..000002}.tar")
+    assert batches(bucket, num_workers=workers) == batches(local)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cache_folder_does_not_change_them(bucket, photo_shards, tmp_path, workers):
+    """Two epochs by way of a cache folder are those of local shards; the shards lie there then."""
+    local = str(photo_shards / "photos-{000000..000002}.tar")
+    cache = ff.Cache(tmp_path / "cache", size="100MB")
+    ours = batches(bucket, cache=cache, num_workers=workers, epochs=2)
+    assert ours == batches(local, epochs=2)
+    assert len(list((tmp_path / "cache").glob("*.shard"))) == 3
+
+
+def test_a_cache_in_the_data_is_refused(photo_shards):
+    """The folder of local shards is no place for copies that are evicted."""
+    source = str(photo_shards / "photos-{000000..000002}.tar")
+    with pytest.raises(OptionError):
+        ff.ShardDataset(source, FIELDS, cache=ff.Cache(photo_shards))
+
+
+def test_what_is_no_cache_is_said(photo_shards):
+    """A path is not enough: its size belongs to it."""
+    with pytest.raises(OptionError, match="Cache"):
+        ff.ShardDataset(str(photo_shards), FIELDS, cache="/nvme")
