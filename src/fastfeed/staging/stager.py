@@ -106,7 +106,7 @@ class Stager:
         self._wanted: Sequence[Source] = ()
         self._current: Transfer | None = None
         self._choosing = False
-        self._under_way = 0
+        self._under_way: set[str] = set()
         self._version = 0
         self._idle_at = -1
         self._failed: dict[str, FastfeedError] = {}
@@ -179,9 +179,10 @@ class Stager:
                 with self._changed:
                     self._choosing = False
                     self._current = chosen
-                    self._under_way += chosen is not None
                     if chosen is None:
                         self._idle_at = version
+                    else:
+                        self._under_way.add(chosen.source.name)
                     self._changed.notify_all()
 
     def _choose(self) -> Transfer | None:
@@ -190,7 +191,10 @@ class Stager:
         try:
             there = {one.name for one in self._shelf.contents().shards}
             for source in wanted:
-                if source.name in there or source.name in self._failed:
+                # In this order: one that fails is under way until that is noted.
+                if source.name in self._under_way or source.name in self._failed:
+                    continue
+                if source.name in there:
                     continue
                 if self._closed:
                     return None
@@ -222,7 +226,7 @@ class Stager:
         with self._changed:
             if transfer.error is None:
                 self.staged_bytes += transfer.source.size
-            self._under_way -= 1
+            self._under_way.remove(transfer.source.name)
             self._version += 1  # there may be room again
             self._changed.notify_all()
 
