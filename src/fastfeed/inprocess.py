@@ -24,6 +24,7 @@ from fastfeed.errors import EmptyBatchError
 from fastfeed.indices import count_samples
 from fastfeed.progress import rewind
 from fastfeed.resume import START, Place
+from fastfeed.stats import Delivery
 
 if TYPE_CHECKING:
     from fastfeed.loader import DataLoader
@@ -49,7 +50,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             if not state.begun:  # it was not drawn then
                 rewind(state, sampler, generator)
                 self._sampler_iter = iter(sampler)
-        self._stats = loader.stats
+        self._stats = loader.collector
         self._epoch = progress.epoch
         self._fetcher: Any = None
         self._shards = shards_under(self._dataset)
@@ -60,6 +61,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             side = None if path is None else path.side
             self._fetcher = make_fetcher(source, threads=loader.worker_threads, device=side)
         self._skipped = 0
+        self._steps_s: dict[str, float] = {}
         iterable = self._dataset_kind == _DatasetKind.Iterable
         self._steps = load_iterator(self._dataset_fetcher, place)
         self._begin(progress, place, iterable=iterable)
@@ -88,13 +90,20 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         except StopIteration:
             self._progress.finish(stays=True)
             raise
-        seconds = time.perf_counter() - started
+        got = time.perf_counter()
         self._stats.delivered(
-            wait_s=seconds,
-            busy_s=seconds,
-            samples=(count_samples(index) if self._auto_collation else 1) - self._skipped,
-            nbytes=0,
-            copied=False,
+            Delivery(
+                asked=started,
+                got=got,
+                number=number,
+                samples=(count_samples(index) if self._auto_collation else 1) - self._skipped,
+                nbytes=0,
+                copied=False,
+                worker=-1,
+                busy_s=got - started,
+                times=(started, 0.0, 0.0, 0.0),
+                steps_s=self._steps_s,
+            )
         )
         return batch
 
@@ -119,7 +128,10 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         if self._mover is None:
             return batch
         batch, report = self._mover.move(batch)
-        if self._shards is not None:
+        self._steps_s.update(report.steps_s)
+        if self._shards is None:
+            self._stats.spent("device", report.steps_s["device"])
+        else:
             self._skipped += report.skipped
             self._shards.fastfeed_report(report, self._stats)
         return batch
@@ -132,7 +144,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             return self._fetcher.fetch(index, self._epoch, HeapWriter(), share=share)
         finally:
             report = self._fetcher.take_report()
-            self._skipped = report.skipped
+            self._skipped, self._steps_s = report.skipped, report.steps_s
             self._shards.fastfeed_report(report, self._stats)
 
 

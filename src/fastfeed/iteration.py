@@ -27,18 +27,20 @@ from fastfeed.collating.fetch import (
     has_state,
     shards_under,
 )
+from fastfeed.device.pool import DevicePool
 from fastfeed.indices import count_samples
 from fastfeed.inprocess import source_of
 from fastfeed.process import LEAST_REGION
 from fastfeed.progress import rewind
 from fastfeed.resume import START
+from fastfeed.stats import Delivery
 from fastfeed.threads import ThreadPool
 from fastfeed.topology import memory_limit
 from fastfeed.worker import BEGUN, WorkerSetup
 from fastfeed.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from fastfeed.arrival import Arrival, Pool
+    from fastfeed.arrival import Arrival, Opened, Pool
     from fastfeed.collating.fetch import Source
     from fastfeed.loader import DataLoader
 
@@ -60,7 +62,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         if state is not None and state.base_seed is None:  # it is drawn in what follows
             rewind(state, loader._index_sampler, loader.generator)  # noqa: SLF001
         super().__init__(loader)
-        self._stats = loader.stats
+        self._stats = loader.collector
         self._shards = shards_under(self._dataset)
         self._prefetch = 2 if loader.prefetch_factor is None else loader.prefetch_factor
         if self._prefetch <= 0:  # torch's exception for it
@@ -152,9 +154,19 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._begin(first_iter=first_iter)
         self._workforce = loader.workforce(self._path, one_by_one=self._dataset_kind == _MAP)
         self._workforce.begin()
+        self._name_steps()
         for _ in range(self._prefetch * self._workforce.in_use):
             self._dispatch()
         loader.began(self._progress)
+
+    def _name_steps(self) -> None:
+        """Put the marks around the loop's steps that exports asked for."""
+        named = self._stats.named
+        self._receive = named("wait", self._pool.receive)
+        self._open = named("open", _open)
+        self._ask = named("sample", WorkerIterator._dispatch)
+        if isinstance(self._pool, DevicePool):
+            self._pool.name_steps(named)
 
     def _begin(self, *, first_iter: bool) -> None:
         """Set the counts to the beginning of the epoch, or to where the state has them."""
@@ -242,6 +254,8 @@ class WorkerIterator(_BaseDataLoaderIter):
             if report is not None:
                 self._shards.fastfeed_report(report, self._stats)
                 samples -= report.skipped
+            elif arrival.result.stage is not None:
+                self._stats.spent("device", arrival.result.stage.busy_s)
             if error is not None:
                 raise error
             if not arrival.empty:
@@ -251,7 +265,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         """Ask for one more batch, as torch does; or for as many as the workers in use now need."""
         missing = self._prefetch * self._workforce.in_use - len(self._owners)
         for _ in range(missing if self._workforce.is_tuned else 1):
-            self._dispatch()
+            self._ask(self)
 
     def _note_next(self) -> None:
         """Note for a checkpoint whose turn it is, and which workers have given all they had."""
@@ -293,7 +307,7 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _collect(self) -> None:
         """Take in what has arrived, waiting for something."""
-        arrival = self._pool.receive(self._timeout or None)
+        arrival = self._receive(self._timeout or None)
         if arrival is None:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         result = arrival.result
@@ -312,20 +326,29 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _deliver(self, arrival: Arrival, *, samples: int, started: float) -> Any:
         """Return the batch of a result, pinned if need be."""
-        batch, nbytes, copied = arrival.open(prefetch=self._prefetch)
+        batch, nbytes, copied = self._open(arrival, prefetch=self._prefetch)
         if self._pin_memory:  # a copy by itself; what was lent is over when the originals die
             batch = pin_memory.pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
         elif copied:
             self._tell(copied)
-        wait_s, busy_s = time.perf_counter() - started, arrival.result.busy_s
+        result = arrival.result
+        got = time.perf_counter()
         stock = self._prefetch * self._workforce.in_use
-        self._workforce.delivered(wait_s=wait_s, busy_s=busy_s, stock=stock)
+        self._workforce.delivered(wait_s=got - started, busy_s=result.busy_s, stock=stock)
         self._stats.delivered(
-            wait_s=wait_s,
-            busy_s=busy_s,
-            samples=samples,
-            nbytes=nbytes,
-            copied=copied is not None,
+            Delivery(
+                asked=started,
+                got=got,
+                number=result.number,
+                samples=samples,
+                nbytes=nbytes,
+                copied=copied is not None,
+                worker=result.worker,
+                busy_s=result.busy_s,
+                times=result.times,
+                steps_s=getattr(result.report, "steps_s", None),
+                stage=result.stage,
+            )
         )
         return batch
 
@@ -333,6 +356,10 @@ class WorkerIterator(_BaseDataLoaderIter):
         if what not in self._told:
             self._told.add(what)
             log.info(what)
+
+
+def _open(arrival: Arrival, *, prefetch: int) -> Opened:
+    return arrival.open(prefetch=prefetch)
 
 
 def region_bytes(limit: int | None, workers: int) -> int:

@@ -175,21 +175,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._pending: LoaderState | None = None
         self._over = False
 
-    @property
-    def stats(self) -> Stats:
-        """What was measured at the hand-off to the training loop, over all epochs."""
-        return self._stats
+    def stats(self) -> Snapshot:
+        """Return what was measured at the hand-offs so far, over all epochs, as a frozen value.
 
-    def snapshot(self) -> Snapshot:
-        """Return rates and waits so far as a frozen value."""
+        Any thread may ask, at any time.
+        """
         path = self._device_path
         return self._stats.snapshot(None if path is None else path.facts())
 
-    def report(self) -> str:
-        """Return rates, waits and where the time went, in words."""
-        return describe(self.snapshot(), workers=self.num_workers, in_use=self._in_use())
+    def snapshot(self) -> Snapshot:
+        """Return the same as `stats`."""
+        return self.stats()
 
-    def _in_use(self) -> int:
+    def report(self, *, colour: bool | None = None) -> str:
+        """Return rates, waits and where the time went, in words.
+
+        `colour` is for terminals; by default if the standard output is one.
+        """
+        if colour is None:
+            colour = sys.stdout is not None and sys.stdout.isatty()
+        workers, in_use = self.num_workers, self.workers_in_use
+        return describe(self.stats(), workers=workers, in_use=in_use, colour=colour)
+
+    @property
+    def workers_in_use(self) -> int:
+        """How many workers get jobs now: with `fastfeed.AUTO` it changes while the loop runs."""
         return int(self.num_workers if self._workforce is None else self._workforce.in_use)
 
     @property
@@ -292,7 +302,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the loader has not begun."""
         fresh = dict.fromkeys(("_progress", "_iterator", "_device_path", "_workforce"))
-        return {**self.__dict__, **fresh}
+        return {**self.__dict__, **fresh, "_stats": Stats()}
 
     # What trainers ask for
 
@@ -308,7 +318,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _is_accelerate_prepared(self, prepared: bool) -> None:
         self._prepared = prepared
 
-    # What the iterators ask for
+    # What the iterators and exports ask for
+
+    @property
+    def collector(self) -> Stats:
+        """Where deliveries are counted, and where exports listen."""
+        return self._stats
 
     def _next_epoch(self) -> int:
         samplers = samplers_of(self._index_sampler)  # trainers wrap ours in theirs

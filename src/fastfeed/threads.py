@@ -132,6 +132,7 @@ def _work(
     except BaseException as error:  # noqa: BLE001 - it is raised in the trainer
         failed = error
     ended = False
+    idle_since = time.perf_counter()
     while (job := jobs.get()) is not None and not ending.is_set():
         if job.number is None:
             ended = False
@@ -145,15 +146,22 @@ def _work(
                     failed = error
             results.put(ThreadArrival(without_batch(setup, job)._replace(state=state)))
         elif not ended:
-            arrival = _make(setup, job, maker, failed)
+            idle_s = time.perf_counter() - idle_since
+            arrival = _make(setup, job, maker, failed, idle_s=idle_s)
             ended = arrival.result.ended
             results.put(arrival)
+        idle_since = time.perf_counter()
 
 
 def _make(
-    setup: WorkerSetup, job: Job, maker: Maker | None, failed: BaseException | None
+    setup: WorkerSetup,
+    job: Job,
+    maker: Maker | None,
+    failed: BaseException | None,
+    *,
+    idle_s: float,
 ) -> ThreadArrival:
-    """Make one batch, or say why not."""
+    """Make one batch, or say why not; `idle_s` is how long the thread waited for the job."""
     result = without_batch(setup, job)
     if maker is None or failed is not None:
         return ThreadArrival(result, raised=failed)
@@ -177,7 +185,10 @@ def _make(
         return ThreadArrival(result, raised=error)
     return ThreadArrival(
         result._replace(
-            busy_s=time.perf_counter() - started, report=maker.fetcher.take_report(), state=state
+            busy_s=time.perf_counter() - started,
+            report=maker.fetcher.take_report(),
+            state=state,
+            times=(started, idle_s, 0.0, 0.0),
         ),
         batch=batch,
         empty=empty,

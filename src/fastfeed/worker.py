@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fastfeed.parcel import Parcel
     from fastfeed.slots.channel import Channel
     from fastfeed.slots.region import Region
+    from fastfeed.stats import StageTimes
 
 
 READY = b"ready"
@@ -101,6 +102,10 @@ class Result(NamedTuple):
     report: Any
     state: Any
     """The data set's own after this batch, None if it was not asked or has none."""
+    times: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    """As `stats.Times`: when it was begun, and what the worker waited for before."""
+    stage: StageTimes | None = None
+    """Of its way to the device, which the trainer adds."""
 
 
 class _Watch(threading.Thread):
@@ -175,6 +180,7 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
         ends.channel.send([READY])
         maker, failure = _start(setup, given)
         ended = False
+        idle_since, blocked_out_s = time.perf_counter(), 0.0
         while (message := ends.channel.wait()) is not None:
             job = Job(*pickle.loads(message[0]))
             writer.give_back(job.freed)
@@ -184,12 +190,15 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                 state = maker.state() if maker is not None and failure is None else None
                 begun = without_batch(setup, job)._replace(state=state)
                 ends.channel.send([_pickled(begun)])
+                # Nobody asked for batches between two epochs: that was no waiting.
+                idle_since, blocked_out_s = time.perf_counter(), 0.0
             elif not ended:
                 private: list[Any] = []
                 if failure is not None or maker is None:
                     result = without_batch(setup, job, failure)
                 else:
-                    result, private = _work(setup, job, maker, writer)
+                    blocked = (time.perf_counter() - idle_since, blocked_out_s)
+                    result, private = _work(setup, job, maker, writer, blocked)
                 ended = result.ended
                 pieces = [piece.reshape(-1).view(np.uint8).data for piece in private]
                 try:
@@ -198,7 +207,10 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                     error.add_note("The state of the data set, or its report, cannot be pickled")
                     writer.give_back([result.extents])
                     first, pieces = _pickled(without_batch(setup, job, Failure.of(error))), []
+                made_at = time.perf_counter()
                 ends.channel.send([first, *pieces])
+                idle_since = time.perf_counter()
+                blocked_out_s = idle_since - made_at
 
 
 def _pickled(result: Result) -> bytes:
@@ -288,9 +300,9 @@ def _start(setup: WorkerSetup, given: Source | Parcel) -> tuple[Maker | None, Fa
 
 
 def _work(
-    setup: WorkerSetup, job: Job, maker: Maker, writer: SlotWriter
+    setup: WorkerSetup, job: Job, maker: Maker, writer: SlotWriter, blocked: tuple[float, float]
 ) -> tuple[Result, list[Any]]:
-    """Make one batch."""
+    """Make one batch; `blocked` is how long the worker waited for the job, and to send before."""
     started = time.perf_counter()
     writer.begin()
     private: list[Any] = []
@@ -298,8 +310,9 @@ def _work(
     try:
         try:
             batch = maker.fetcher.fetch(job.index, job.epoch, writer, share=job.share)
+            fetched = time.perf_counter()
         except EmptyBatchError:
-            packed = None
+            packed, fetched = None, time.perf_counter()
         else:
             packed, private = pack(batch, writer)
             del batch
@@ -313,7 +326,7 @@ def _work(
             state = maker.state() if maker.keeps_state else None
             return without_batch(setup, job)._replace(ended=True, state=state), []
         return without_batch(setup, job, Failure.of(error)), []
-    busy_s = time.perf_counter() - started
+    made = time.perf_counter()
     report = maker.fetcher.take_report()
     return (
         Result(
@@ -324,9 +337,10 @@ def _work(
             extents=extents,
             failure=None,
             ended=False,
-            busy_s=busy_s,
+            busy_s=made - started,
             report=report,
             state=state,
+            times=(started, *blocked, made - fetched),
         ),
         private,
     )

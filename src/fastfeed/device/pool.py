@@ -12,15 +12,19 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import DeviceError, EmptyBatchError
 from fastfeed.indices import count_samples
 from fastfeed.policy import FeedReport
+from fastfeed.stats import StageTimes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastfeed.arrival import Arrival, Ask, Opened, Pool
     from fastfeed.device.output import Output
     from fastfeed.device.share import Share
@@ -59,6 +63,7 @@ class DeviceArrival:
         self.raised: BaseException | None = None
         self.skipped = False
         self.opened: Opened | None = None
+        self.stage: StageTimes | None = None
         self.report: FeedReport | None = inner.result.report
 
     @property
@@ -69,7 +74,7 @@ class DeviceArrival:
     @property
     def result(self) -> Result:
         """What the worker says of it, and what came to light on the device."""
-        return self._inner.result._replace(report=self.report)
+        return self._inner.result._replace(report=self.report, stage=self.stage)
 
     @property
     def empty(self) -> bool:
@@ -125,6 +130,8 @@ class DevicePool:
         self._wanted: DeviceArrival | None = None
         self._staged = 0
         self._ending = False
+        self._move_one = DevicePool._move  # of the class: a pool must not hold itself
+        self._starved_s = self._full_s = self._copying_s = 0.0
         inner.watch_for_interrupts()
         self._receiver = threading.Thread(
             target=self._receive_all, name="fastfeed-receive", daemon=True
@@ -151,6 +158,10 @@ class DevicePool:
             samples = count_samples(ask.index)
             share = self._share.ask(ask.generation, ask.number, samples=samples)
             self._inner.send(worker, ask._replace(share=share))
+
+    def name_steps(self, named: Callable[[str, Any], Any]) -> None:
+        """Have the stage's step marked as exports asked for, by `Stats.named`."""
+        self._move_one = named("device", DevicePool._move)
 
     def receive(self, timeout: float | None) -> DeviceArrival | None:
         """Return the next result, waiting for it; None if the time is over."""
@@ -270,12 +281,14 @@ class DevicePool:
             if arrival is None and not under_way:
                 return
             if arrival is not None:
-                moved = self._move(arrival)
+                moved = self._move_one(self, arrival)
                 if moved is not None:
                     under_way.append(moved)
             if under_way and (arrival is None or len(under_way) >= _UNDER_WAY):
                 # Only now may the slot go back: its tensors die here.
+                started = time.perf_counter()
                 _finish(under_way.popleft())
+                self._copying_s += time.perf_counter() - started
 
     def _next(self, *, idle: bool) -> DeviceArrival | None:
         """Return the batch to move next; None if there is none now, or if `idle`, at the end."""
@@ -289,12 +302,19 @@ class DevicePool:
                     return self._waiting.pop(id(first))
                 if not idle:
                     return None
+                started, full = time.perf_counter(), bool(self._waiting)
                 self._change.wait()
+                waited_s = time.perf_counter() - started
+                if full:
+                    self._full_s += waited_s
+                else:
+                    self._starved_s += waited_s
         return None
 
     def _move(self, arrival: DeviceArrival) -> Moved | None:
         """Move one batch; what fails is kept for its turn."""
         moved: Moved | None = None
+        started = time.perf_counter()
         try:
             opened = arrival.inner.open(prefetch=self._prefetch)
             region, pinner = arrival.region, self._stage.pinner
@@ -312,6 +332,9 @@ class DevicePool:
                 arrival.report.take_in(self._stage.take_report())
         except BaseException as error:  # noqa: BLE001 - it is raised in the loop
             arrival.raised = error
+        busy_s = time.perf_counter() - started
+        arrival.stage = StageTimes(started, busy_s, self._starved_s, self._full_s, self._copying_s)
+        self._starved_s = self._full_s = self._copying_s = 0.0
         with self._change:
             if arrival.state is State.ARRIVED:
                 arrival.state = State.STAGED

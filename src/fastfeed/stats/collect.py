@@ -1,0 +1,135 @@
+"""Where a loader's iterators count what they deliver, and where exports listen."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from fastfeed.stats.histogram import Waits
+from fastfeed.stats.tally import Tally
+from fastfeed.stats.values import Snapshot, waits_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from fastfeed.stats.values import Delivery, DeviceFacts
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+# Deliveries are counted so many at a time, which is many times cheaper than one by one.
+_AT_ONCE = 256
+# The steps in the order that a batch passes them; steps of other names come last.
+_STEPS = ("read", "defer", "decode", "fetch", "collate", "slots", "device")
+
+
+class Observer(Protocol):
+    """Is told of each batch that the loop is given, in the loop's thread."""
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Take note of a batch; it should take microseconds."""
+        ...
+
+
+class Stats:
+    """Counts one loader's deliveries; written by the consumer's thread only, read by any."""
+
+    def __init__(self) -> None:
+        # Replaced together and never changed but for appending, so that who looks from another
+        # thread sees each delivery once.
+        self._state: tuple[Tally, list[Delivery]] = (Tally(), [])
+        self._steps: dict[str, Waits] = {}
+        self._deferred = self._refused = self._failed = 0
+        self._observers: tuple[Observer, ...] = ()
+        self._ranges: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
+
+    def __reduce__(self) -> tuple[type[Stats], tuple[()]]:
+        """A copy has counted nothing."""
+        return Stats, ()
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Count a batch that is about to be handed to the training loop."""
+        tally, fresh = self._state
+        fresh.append(delivery)
+        if len(fresh) >= _AT_ONCE:
+            self._state = (tally.plus(fresh), [])
+        for observer in self._observers:
+            observer(delivery)
+
+    def spent(self, step: str, seconds: float) -> None:
+        """Count time that went into one step of the path, for one batch."""
+        waits = self._steps.get(step)
+        if waits is None:
+            waits = self._steps[step] = Waits()
+        waits.add(seconds)
+
+    def left_to_device(self, *, deferred: int, refused: int, failed: int) -> None:
+        """Count samples by what became of their decoding on the device."""
+        self._deferred += deferred
+        self._refused += refused
+        self._failed += failed
+
+    def snapshot(self, device: DeviceFacts | None = None) -> Snapshot:
+        """Return the counts so far, with what is known of the device."""
+        tally, fresh = self._state
+        tally = tally.plus(fresh[:])
+        steps = {name: waits.spread for name, waits in list(self._steps.items())}
+        for name, row in (("fetch", tally.fetch), ("slots", tally.slots)):
+            if row.total_s:
+                steps[name] = row.spread
+        known = [name for name in _STEPS if name in steps]
+        steps = {name: steps[name] for name in [*known, *(steps.keys() - set(known))]}
+        return Snapshot(
+            **tally.facts(),
+            **waits_of(tally.wait.spread),
+            steps=steps,
+            steps_s={name: spread.total_s for name, spread in steps.items()},
+            deferred=self._deferred,
+            refused=self._refused,
+            failed=self._failed,
+            device=device,
+        )
+
+    # For exports
+
+    def observe(self, observer: Observer) -> Callable[[], None]:
+        """Tell `observer` of every batch from now on; the result is called to end that."""
+        self._observers = (*self._observers, observer)
+
+        def end() -> None:
+            self._observers = tuple(one for one in self._observers if one is not observer)
+
+        return end
+
+    def mark(self, ranges: Callable[[str], AbstractContextManager[Any]]) -> Callable[[], None]:
+        """Have `ranges(name)` entered around each step in this process, from the next epoch on.
+
+        The result is called to end that.
+        """
+        self._ranges = (*self._ranges, ranges)
+
+        def end() -> None:
+            self._ranges = tuple(one for one in self._ranges if one is not ranges)
+
+        return end
+
+    def named(self, name: str, step: Callable[_P, _T]) -> Callable[_P, _T]:
+        """Return `step` with the marks around it that exports asked for: itself if there are none.
+
+        So a step that nobody marks costs nothing.
+        """
+        for ranges in self._ranges:
+            step = _within(ranges, f"fastfeed.{name}", step)
+        return step
+
+
+def _within(
+    ranges: Callable[[str], AbstractContextManager[Any]], name: str, step: Callable[_P, _T]
+) -> Callable[_P, _T]:
+    @wraps(step)
+    def marked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with ranges(name):
+            return step(*args, **kwargs)
+
+    return marked

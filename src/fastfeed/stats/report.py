@@ -1,0 +1,212 @@
+"""The report that a person reads: rates, waits, where the time went, and what that means."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from fastfeed.stats.values import DeviceFacts, Snapshot, StageFacts, WorkerFacts
+
+# Workers are told apart if one of them takes so many times longer for a batch than another, or is
+# busy for so much more of its time.
+_SLOWER = 1.3
+_BUSIER = 0.25
+# Fewer batches of a worker say nothing.
+_ENOUGH = 8
+_WIDTH = 100
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def describe(
+    snapshot: Snapshot, *, workers: int, in_use: int | None = None, colour: bool = False
+) -> str:
+    """Return the report; `colour` is for terminals."""
+    if not snapshot.batches:
+        return "fastfeed: no batch was delivered yet"
+    blocks = list(_blocks(snapshot, workers=int(workers), in_use=in_use))
+    if colour:
+        return _coloured(blocks)
+    lines: list[str] = []
+    for block in blocks:
+        lines += [block] if isinstance(block, str) else _plain(block)
+    return "\n".join(lines)
+
+
+def verdict(share: float) -> str:
+    """Return what it means that the loop waited for this share of its time."""
+    if share < 0.05:
+        return f"The loop waited for data {share:.0%} of its time: the loader keeps up."
+    if share < 0.5:
+        return f"The loop waited for data {share:.0%} of its time: more workers may help."
+    return f"The loop waited for data {share:.0%} of its time: loading is the bottleneck."
+
+
+def _blocks(snapshot: Snapshot, *, workers: int, in_use: int | None) -> Iterator[str | Table]:
+    hands = f"{workers} workers"
+    if in_use is not None and in_use != workers:
+        hands = f"{in_use} of {hands} in use (num_workers={in_use} pins that)"
+    yield (
+        f"fastfeed: {snapshot.samples:,} samples in {snapshot.batches:,} batches, "
+        f"{snapshot.samples_per_s:,.0f} samples/s, {snapshot.nbytes / 1e6:,.1f} MB, {hands}"
+    )
+    yield (
+        f"  wait for a batch: p50 {_time(snapshot.wait_p50_s)}, p95 {_time(snapshot.wait_p95_s)}, "
+        f"p99 {_time(snapshot.wait_p99_s)}, max {_time(snapshot.wait_max_s)}"
+    )
+    depth = snapshot.depth
+    if workers and depth.asked:
+        yield (
+            f"  ready when asked for: {depth.mean:.1f} batches on average, "
+            f"none {depth.none / depth.asked:.0%} of the times"
+        )
+    yield from _steps(snapshot)
+    if snapshot.workers:
+        yield f"  {_of_workers(snapshot.workers)}"
+        if differ(snapshot.workers):
+            yield _worker_table(snapshot.workers)
+    if snapshot.stage is not None:
+        yield f"  {_of_stage(snapshot.stage)}"
+    if snapshot.device is not None:
+        yield f"  {_of_device(snapshot, snapshot.device)}"
+    if snapshot.copied:
+        yield f"  {snapshot.copied:,} batches were copied because many were kept at a time"
+    yield f"  {verdict(snapshot.waited_share)}"
+
+
+def _steps(snapshot: Snapshot) -> Iterator[str | Table]:
+    """Yield where the time of making batches went."""
+    if not snapshot.steps_s:
+        if snapshot.busy_s:
+            yield f"  workers' time: {_time(snapshot.busy_s)}"
+        return
+    total = sum(snapshot.steps_s.values()) or 1.0
+    parts = ", ".join(
+        f"{step} {seconds:.2f} s ({seconds / total:.0%})"
+        for step, seconds in snapshot.steps_s.items()
+    )
+    yield f"  time by step: {parts}"
+    rows = [
+        [step, *map(_time, (one.p50_s, one.p95_s, one.p99_s, one.max_s))]
+        for step, one in snapshot.steps.items()
+        if one.count
+    ]
+    if rows:
+        yield ["step, a batch", "p50", "p95", "p99", "max"], rows
+
+
+def differ(workers: Sequence[WorkerFacts]) -> bool:
+    """Say whether workers are so different that it is worth a look at each."""
+    known = [one for one in workers if one.batches >= _ENOUGH]
+    if len(known) < 2:
+        return False
+    means = [one.busy.total_s / one.batches for one in known]
+    shares = [_shares(one)[0] for one in known]
+    return max(means) > _SLOWER * min(means) or max(shares) - min(shares) > _BUSIER
+
+
+def _shares(worker: WorkerFacts) -> tuple[float, float, float]:
+    """Return the parts of a worker's time: busy, waiting for jobs, waiting to send."""
+    parts = (worker.busy.total_s, worker.blocked_in_s, worker.blocked_out_s)
+    total = sum(parts) or 1.0
+    return parts[0] / total, parts[1] / total, parts[2] / total
+
+
+def _of_workers(workers: Sequence[WorkerFacts]) -> str:
+    busy = sum(one.busy.total_s for one in workers)
+    waits = sum(one.blocked_in_s for one in workers)
+    sends = sum(one.blocked_out_s for one in workers)
+    total = (busy + waits + sends) or 1.0
+    return (
+        f"workers: busy {busy / total:.0%} of their time, waiting for jobs {waits / total:.0%}, "
+        f"sending {sends / total:.0%}"
+    )
+
+
+def _worker_table(workers: Sequence[WorkerFacts]) -> Table:
+    heads = ["worker", "batches", "MB", "busy", "waits for jobs", "sends", "p50", "p99", "max"]
+    rows = [
+        [
+            str(one.worker),
+            f"{one.batches:,}",
+            f"{one.nbytes / 1e6:,.1f}",
+            *(f"{share:.0%}" for share in _shares(one)),
+            *map(_time, (one.busy.p50_s, one.busy.p99_s, one.busy.max_s)),
+        ]
+        for one in workers
+    ]
+    return heads, rows
+
+
+def _of_stage(stage: StageFacts) -> str:
+    parts = (stage.busy_s, stage.copying_s, stage.blocked_in_s, stage.blocked_out_s)
+    total = sum(parts) or 1.0
+    busy, copying, starved, full = (part / total for part in parts)
+    return (
+        f"to the device: busy {busy:.0%} of its time, waiting for copies {copying:.0%}, "
+        f"for batches {starved:.0%}, for the loop {full:.0%}"
+    )
+
+
+def _of_device(snapshot: Snapshot, device: DeviceFacts) -> str:
+    words = [f"{device.name}: {device.pinned_nbytes / 2**20:,.0f} MiB pinned"]
+    if device.unpinned_why:
+        words.append(f"no more because {device.unpinned_why}")
+    if device.decoder is not None:
+        words.append(
+            f"{device.decoder} decoded {snapshot.deferred - snapshot.failed:,} pictures, "
+            f"{device.share:.0%} of a batch now"
+        )
+    if snapshot.refused or snapshot.failed:
+        words.append(
+            f"{snapshot.refused:,} are of kinds that it does not do and it failed at "
+            f"{snapshot.failed:,}: the CPU made those"
+        )
+    return ", ".join(words)
+
+
+def _time(seconds: float) -> str:
+    if seconds >= 10:
+        return f"{seconds:,.1f} s"
+    return f"{seconds * 1e3:.2f} ms"
+
+
+def _plain(table: Table) -> list[str]:
+    """Return a table as aligned lines."""
+    heads, rows = table
+    widths = [max(len(row[place]) for row in [heads, *rows]) for place in range(len(heads))]
+    return [
+        "    "
+        + "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in [heads, *rows]
+    ]
+
+
+def _coloured(blocks: Sequence[str | Table]) -> str:
+    """Return the same for a terminal; rich is loaded for nothing else."""
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=_WIDTH)
+    with console.capture() as captured:
+        for place, block in enumerate(blocks):
+            if isinstance(block, str):
+                style = "bold" if place in {0, len(blocks) - 1} else ""
+                console.print(Text(block, style=style), soft_wrap=True)
+                continue
+            heads, rows = block
+            grid = Grid(box=None, header_style="dim", pad_edge=False)
+            for column, head in enumerate(heads):
+                grid.add_column(head, justify="right" if column else "left", no_wrap=True)
+            for row in rows:
+                grid.add_row(*row)
+            console.print(Padding(grid, (0, 0, 0, 4)))
+    return captured.get().rstrip("\n")
