@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastfeed_shard.writer import ShardWriter as ShardWriter
     from fastfeed.collating.ragged import Ragged as Ragged
     from fastfeed.dataset import ShardDataset as ShardDataset
+    from fastfeed.diagnosis.run import diagnose as diagnose
     from fastfeed.errors import FastfeedError as FastfeedError
     from fastfeed.fields import Array as Array
     from fastfeed.fields import Boxes as Boxes
@@ -69,6 +70,7 @@ _HOMES = {
     "ShardDataset": "fastfeed.dataset",
     "ShardWriter": "fastfeed_shard.writer",
     "Text": "fastfeed.fields",
+    "diagnose": "fastfeed.diagnosis.run",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the table above is the list

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,6 +70,8 @@ def make_parser() -> argparse.ArgumentParser:
     compare.add_argument("b", metavar="B.json", help="and on the other")
     # The default of the outer command must not undo what was given before `compare`.
     compare.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+    # By name: a diagnosis stands on the doctor, which needs to know no more of it.
+    import_module("fastfeed.diagnosis.main").add_command(commands)
     return parser
 
 

@@ -1,0 +1,153 @@
+"""From what the rounds measured to evidence; pure."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Final
+
+from fastfeed.diagnosis.evidence import Feed, Host, Times, Waits, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastfeed.diagnosis.counters import Counters
+    from fastfeed.diagnosis.feeder import Feeder, Taken
+    from fastfeed.diagnosis.rounds import Phase, Rounds, Stretches
+    from fastfeed.stats import Waits as Counted
+
+# A wake-up is rare on a quiet machine; fewer say nothing of how often it is late.
+_WOKEN: Final = 20
+
+
+def times_of(stretches: Mapping[Phase, Stretches]) -> Times:
+    """Return the medians of the rounds, and how far the rounds lie apart."""
+    real = stretches["real"]
+    middle = statistics.median(real.seconds)
+    ceiling, cached = stretches["ceiling"], stretches["cached"]
+    # What is lost is a ratio of phases, each round its own; a round that was disturbed as a whole
+    # does not count.
+    parts = [
+        [one / fed for one, fed in zip(phase.seconds, real.seconds, strict=True)]
+        for phase in (ceiling, cached)
+    ]
+    return Times(
+        ceiling_s=statistics.median(parts[0]) * middle,
+        cached_s=statistics.median(parts[1]) * middle,
+        real_s=middle,
+        wait_s=statistics.median(real.waited),
+        noise=max(map(_deviation, parts)),
+    )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = statistics.median(values)
+    return statistics.median(abs(value - middle) for value in values)
+
+
+def waits_of(counted: Counted) -> Waits:
+    """Return the percentiles of the waits."""
+    p50, p95, p99 = (counted.percentile(percent) for percent in (50, 95, 99))
+    return Waits(p50, p95, p99, counted.longest_s)
+
+
+def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
+    """Return what the loader did in the real phase."""
+    real = rounds.stretches["real"].counters
+    seconds = real.get("seconds", 0.0) or 1.0
+    calls, read = real.get("read calls"), real.get("read bytes")
+    loop = real.get("loop user", 0.0) + real.get("loop system", 0.0)
+    return Feed(
+        kind=feeder.kind,
+        count=feeder.count,
+        workers=workers_of(
+            real, rounds.turns, count=feeder.count, seconds=seconds, in_turn=feeder.in_turn
+        ),
+        wait_cpu=_part_of_wait(rounds),
+        other_cpu=max(0.0, real.get("process", 0.0) - loop) / seconds,
+        other_queued=max(0.0, real.get("process queued", 0.0) - real.get("loop queued", 0.0))
+        / seconds,
+        bytes_per_read=read / calls if read is not None and calls else None,
+        read_per_s=None if read is None else read / seconds,
+        to_device=to_device,
+    )
+
+
+def workers_of(
+    counters: Counters,
+    turns: Mapping[int, Sequence[Taken]],
+    *,
+    count: int,
+    seconds: float,
+    in_turn: bool,
+) -> tuple[Worker, ...]:
+    """Return each worker by its turns and by its process; none if nothing tells them apart."""
+    workers = []
+    for number in range(count):
+        taken = turns.get(number, ())
+        told = [one.busy_s for one in taken if one.busy_s is not None]
+        waits = [one.wait_s for one in taken if not one.pause_s]
+        cpu, system, queued = (
+            counters.get(f"worker {number} {what}") for what in ("cpu", "system", "queued")
+        )
+        workers.append(
+            Worker(
+                cpu=None if cpu is None else cpu / seconds,
+                system=None if system is None else system / seconds,
+                queued=None if queued is None else queued / seconds,
+                busy=min(1.0, sum(told) / seconds) if told and in_turn else None,
+                wait_s=statistics.mean(waits) if waits and in_turn else 0.0,
+            )
+        )
+    if all(one.cpu is None and one.busy is None for one in workers):
+        return ()
+    return tuple(workers)
+
+
+def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: float | None) -> Host:
+    """Return what the machine did: the loop in the ceiling phase, the rest in the real one."""
+    real, ceiling = stretches["real"], stretches["ceiling"]
+    counters, alone = real.counters, ceiling.counters
+    seconds = counters.get("seconds", 0.0) or 1.0
+    in_ceiling = alone.get("seconds", 0.0) or 1.0
+    system = alone.get("loop system", 0.0)
+
+    def part(name: str) -> float | None:
+        return min(1.0, counters[name] / seconds) if name in counters else None
+
+    whole = counters.get("cores")
+    return Host(
+        cores=cores,
+        loop_cpu=min(1.0, (alone.get("loop user", 0.0) + system) / in_ceiling),
+        loop_system=min(1.0, system / in_ceiling),
+        late=_late(real),
+        late_ceiling=_late(ceiling),
+        cpu_pressure=part("stalled cpu"),
+        io_pressure=part("stalled io"),
+        memory_pressure=part("stalled memory"),
+        iowait=counters["iowait"] / whole if whole and "iowait" in counters else None,
+        available=available,
+        swapped_per_s=counters.get("swapped", 0.0) / seconds,
+        major_faults_per_s=counters.get("major faults", 0.0) / seconds,
+        throttled=_throttled(counters),
+    )
+
+
+def _late(stretch: Stretches) -> float:
+    return stretch.probe.late if stretch.probe.woken >= _WOKEN else 0.0
+
+
+def _throttled(counters: Counters) -> float | None:
+    """Return the part of the periods in which the tightest level stopped the job."""
+    parts = [
+        counters.get(f"throttled {name.removeprefix('periods ')}", 0.0) / periods
+        for name, periods in counters.items()
+        if name.startswith("periods ") and periods
+    ]
+    return max(parts, default=None)
+
+
+def _part_of_wait(rounds: Rounds) -> float:
+    """Return for which part of the waits the waiting thread computed itself."""
+    taken = [one for turns in rounds.turns.values() for one in turns if not one.pause_s]
+    waited = sum(one.wait_s for one in taken)
+    return min(1.0, sum(one.wait_cpu_s for one in taken) / waited) if waited else 0.0

@@ -1,0 +1,136 @@
+"""Batches one after the other from any loader, with the wait for each and whose turn it was."""
+
+from __future__ import annotations
+
+import multiprocessing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fastfeed.errors import OptionError
+from fastfeed.options import AutoWorkers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fastfeed.diagnosis.evidence import Kind
+
+_OURS: Final = "fastfeed-worker-"
+
+
+class Taken(NamedTuple):
+    """One batch, and what it took to get it."""
+
+    batch: Any
+    wait_s: float
+    pause_s: float
+    """Spent on the beginning of an epoch, in place of a wait."""
+    turn: int
+    """The worker that made it, counted from the first; 0 without workers."""
+    wait_cpu_s: float
+    """What the waiting thread computed meanwhile."""
+    busy_s: float | None
+    """What the loader says that a worker spent on it."""
+
+
+@dataclass(slots=True)
+class Feeder:
+    """Endless batches of a loader: epoch after epoch, the beginnings apart."""
+
+    loader: Any
+    clock: Callable[[], float]
+    cpu_clock: Callable[[], float]
+    """Time that this thread has computed, or queued for a core to."""
+    pids: tuple[int, ...] = ()
+    """The worker processes, in turn, as far as they can be told."""
+    _iterator: Iterator[Any] | None = None
+    _taken: int = 0
+    _in_all: int = 0
+    _busy_s: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        return int(getattr(self.loader, "num_workers", 0) or 0)
+
+    @property
+    def kind(self) -> Kind:
+        """What the workers are."""
+        if not self.count:
+            return "none"
+        return "thread" if getattr(self.loader, "worker_kind", "") == "thread" else "process"
+
+    @property
+    def stock(self) -> int:
+        """How many batches may lie ready."""
+        return self.count * int(getattr(self.loader, "prefetch_factor", None) or 2)
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether every worker has its turn: the loader keeps order and number."""
+        tuned = isinstance(getattr(self.loader, "num_workers", 0), AutoWorkers)
+        return bool(getattr(self.loader, "in_order", True)) and not tuned
+
+    def next(self) -> Taken:
+        """Return the next batch; OptionError if the loader has none, or no more."""
+        begin, cpu_begin = self.clock(), self.cpu_clock()
+        batch, fresh = self._take()
+        took, cpu = self.clock() - begin, self.cpu_clock() - cpu_begin
+        turn = self._taken % max(1, self.count)
+        self._taken += 1
+        self._in_all += 1
+        busy_s = self._busy()
+        if fresh:
+            self.pids = _worker_pids(self._iterator, self.pids)
+            return Taken(batch, 0.0, took, turn, 0.0, busy_s)
+        return Taken(batch, took, 0.0, turn, cpu, busy_s)
+
+    def close(self) -> None:
+        """Let go of the iterator, and with it of the workers."""
+        self._iterator = None
+
+    def _take(self) -> tuple[Any, bool]:
+        """Return a batch, and whether an epoch began with it."""
+        if self._iterator is not None:
+            try:
+                return next(self._iterator), False
+            except StopIteration:
+                pass
+        self._iterator, self._taken = iter(self.loader), 0
+        try:
+            return next(self._iterator), True
+        except StopIteration:
+            if not self._in_all:
+                raise OptionError(
+                    "the loader yields no batch", way_out="Give one that has data"
+                ) from None
+            raise OptionError(
+                f"the loader has no more after {self._in_all} batches",
+                way_out="Give one that can be iterated again and again, such as a DataLoader",
+            ) from None
+
+    def _busy(self) -> float | None:
+        """Return what the loader counted as work since the last batch; None if it does not."""
+        snapshot = getattr(self.loader, "snapshot", None)
+        if not callable(snapshot):
+            return None
+        whole = getattr(snapshot(), "busy_s", None)
+        if not isinstance(whole, float):
+            return None
+        before, self._busy_s = self._busy_s, whole
+        return max(0.0, whole - before)
+
+
+def _worker_pids(iterator: Any, before: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the processes that work for an iterator, in the order of their turns."""
+    theirs = getattr(iterator, "_workers", None)
+    if isinstance(theirs, list):
+        pids = tuple(pid for one in theirs if isinstance(pid := getattr(one, "pid", None), int))
+        return pids or before
+    named = [
+        (int(one.name.removeprefix(_OURS)), one.pid or 0)
+        for one in multiprocessing.active_children()
+        if one.name.startswith(_OURS) and one.name.removeprefix(_OURS).isdigit()
+    ]
+    # Of several loaders' workers those that were started last are ours.
+    newest = dict(sorted(named))
+    return tuple(newest[number] for number in sorted(newest)) or before

@@ -1,0 +1,196 @@
+"""Why the loop waits for its input: the loss to the loader, given to its causes."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from fastfeed.diagnosis.finding import (
+    Verdict,
+    copy_words,
+    gain,
+    least_share,
+    ms,
+    percent,
+    stall_words,
+)
+from fastfeed.diagnosis.working import work_or_wait
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastfeed.diagnosis.evidence import Evidence
+
+_PRESSED: Final = 0.1
+_SWAPPING_PER_S: Final = 200.0
+_FULL: Final = 0.03
+_FAULTS_PER_S: Final = 100.0
+# A worker counts as slow if it is that busy, and the others are busy for so little of its time.
+_SLOW_BUSY: Final = 0.7
+_OTHERS_BUSY: Final = 0.6
+_LATE: Final = 0.3
+# All threads that need the GIL get one core together; some of their work does not need it.
+_ONE_CORE: Final = 1.35
+_COPYING: Final = 0.7
+
+
+@dataclass(slots=True)
+class _Split:
+    """What is lost to the loader, as parts of the time, while causes take their parts of it."""
+
+    waiting: float
+    """The loop waits for batches."""
+    slowed: float
+    """The step takes longer while it is fed than from memory."""
+
+    @property
+    def whole(self) -> float:
+        return self.waiting + self.slowed
+
+
+def feed_losses(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield what the wait for input is lost to."""
+    times = evidence.times
+    lost = max(0.0, 1 - times.cached_s / times.real_s)
+    slower = max(0.0, times.real_s - times.wait_s - times.cached_s) / times.real_s
+    split = _Split(waiting=lost - min(lost, slower), slowed=min(lost, slower))
+    if split.whole < least_share(evidence):
+        return
+    for cause in (_memory, _copies, _slow_worker, _gil):
+        verdict = cause(evidence, split)
+        if verdict is not None:
+            yield verdict
+    yield from work_or_wait(evidence, waiting=split.waiting, slowed=split.slowed)
+
+
+def _memory(evidence: Evidence, split: _Split) -> Verdict | None:
+    host = evidence.host
+    pressure = host.memory_pressure or 0.0
+    full = host.available is not None and host.available < _FULL
+    thrashing = host.swapped_per_s >= _SWAPPING_PER_S or (
+        full and host.major_faults_per_s >= _FAULTS_PER_S
+    )
+    if pressure < _PRESSED and not thrashing:
+        return None
+    share = split.whole if thrashing else min(split.whole, pressure)
+    part = share / split.whole
+    split.waiting, split.slowed = split.waiting * (1 - part), split.slowed * (1 - part)
+    why = [
+        stall_words(evidence),
+        (
+            f"Tasks stood still for memory in {percent(pressure)} of the time; "
+            f"{host.swapped_per_s:.0f} pages were swapped and {host.major_faults_per_s:.0f} read "
+            "back a second."
+        ),
+    ]
+    if host.available is not None:
+        why.append(f"{percent(host.available)} of the memory is free.")
+    return Verdict(
+        name="memory pressure",
+        share_of_time_lost=share,
+        why=tuple(why),
+        advice=(
+            "Use fewer workers or a smaller prefetch_factor, and pin less (pinned_budget=).",
+            "Give the job more memory: shards are fast while the page cache can hold them.",
+        ),
+        expected_gain=gain(share),
+    )
+
+
+def _copies(evidence: Evidence, split: _Split) -> Verdict | None:
+    """The loader copies to the device itself, and the copies take the whole step."""
+    gpu, times = evidence.gpu, evidence.times
+    if gpu is None or not evidence.feed.to_device or gpu.copy_s < _COPYING * times.real_s:
+        return None
+    share, split.waiting = split.waiting, 0.0
+    return Verdict(
+        name="transfer-bound",
+        share_of_time_lost=share,
+        why=(
+            stall_words(evidence),
+            (
+                f"Copies to the device run for {percent(gpu.copy_s / times.real_s)} of it: "
+                f"{copy_words(gpu)}."
+            ),
+        ),
+        advice=(
+            "Send uint8 and normalise on the GPU, one copy a batch, from pinned memory.",
+            "Look at the link: `fastfeed doctor`, checks 3 and 4.",
+        ),
+        expected_gain=gain(share),
+    )
+
+
+def _slow_worker(evidence: Evidence, split: _Split) -> Verdict | None:
+    workers = evidence.feed.workers
+    told = "busy"
+    shares = [one.busy for one in workers if one.busy is not None]
+    if len(shares) < len(workers):
+        told = "computing"
+        shares = [one.cpu for one in workers if one.cpu is not None]
+    if len(shares) < 2 or len(shares) < len(workers):
+        return None
+    worst = max(range(len(shares)), key=shares.__getitem__)
+    others = statistics.median(share for number, share in enumerate(shares) if number != worst)
+    if shares[worst] < _SLOW_BUSY or others > _OTHERS_BUSY * shares[worst]:
+        return None
+    share = split.waiting * (1 - others / shares[worst])
+    split.waiting -= share
+    return Verdict(
+        name="one slow worker",
+        share_of_time_lost=share,
+        why=(
+            stall_words(evidence),
+            (
+                f"Worker {worst} is {told} for {percent(shares[worst])} of the time, the others "
+                f"for {percent(others)} (median): they wait for it, since batches come in order."
+            ),
+            f"The loop waits {ms(workers[worst].wait_s)} when it is worker {worst}'s turn.",
+        ),
+        advice=(
+            (
+                f"Look at what worker {worst} does that the others don't: its part of the data, "
+                "the core it is pinned to, a file on another disk."
+            ),
+            "If order does not matter, in_order=False lets the others go ahead.",
+        ),
+        expected_gain=gain(share),
+    )
+
+
+def _gil(evidence: Evidence, split: _Split) -> Verdict | None:
+    feed, host = evidence.feed, evidence.host
+    # While the loop waits it holds no GIL; what it holds otherwise is seen in the ceiling phase.
+    times = evidence.times
+    by_loop = host.late_ceiling * (1 - times.wait_s / times.real_s)
+    held_up = host.late >= max(_LATE, by_loop + _LATE / 2)
+    if not held_up or feed.other_cpu > _ONE_CORE:
+        return None
+    if feed.kind == "thread":
+        share, split.waiting, split.slowed = split.whole, 0.0, 0.0
+        who = f"{feed.count} worker threads"
+    elif split.slowed and feed.other_cpu >= _LATE:
+        share, split.slowed = split.slowed, 0.0
+        who = "threads beside the training loop"
+    else:
+        return None
+    return Verdict(
+        name="GIL",
+        share_of_time_lost=share,
+        why=(
+            stall_words(evidence),
+            (
+                f"The {who} use {feed.other_cpu:.1f} cores together, and another thread that wants "
+                f"to go on is held up {percent(host.late)} of the times "
+                f"({percent(host.late_ceiling)} while they rest): Python runs one at a time."
+            ),
+        ),
+        advice=(
+            'Make the workers processes: worker_kind="process" (the default).'
+            if feed.kind == "thread"
+            else "Move that work to worker processes.",
+            "Or do it in calls that release the GIL (numpy, decoders, torch), in larger pieces.",
+        ),
+        expected_gain=gain(share),
+    )

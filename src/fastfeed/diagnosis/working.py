@@ -1,0 +1,151 @@
+"""What those who make batches do with their time: they compute, or they wait for storage."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from fastfeed.diagnosis.finding import Verdict, gain, percent, stall_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fastfeed.diagnosis.evidence import Evidence
+
+# A smaller part of the workers' time is what the clocks of wall and CPU differ by.
+_UNSURE: Final = 0.15
+_SMALL_READ: Final = 64 << 10
+_THROTTLED: Final = 0.05
+# Workers' pipes alone move this much.
+_SOME_BYTES: Final = 100e3
+
+
+def work_or_wait(evidence: Evidence, *, waiting: float, slowed: float) -> Iterator[Verdict]:
+    """Yield what is lost to computing, and to waiting outside of the cores.
+
+    Of the time, the loop waits for input in the part `waiting`, and its step takes longer while it
+    is fed in the part `slowed`.
+    """
+    computing, blocked = _uses(evidence)
+    total = (computing + blocked) or 1.0
+    part = blocked / total
+    part = 0.0 if part < _UNSURE else 1.0 if part > 1 - _UNSURE else part
+    storage, preprocessing = waiting * part, waiting * (1 - part) + slowed
+    if storage:
+        yield _storage(evidence, storage, blocked / total)
+    if preprocessing:
+        yield _preprocessing(evidence, preprocessing, slowed=slowed)
+
+
+def _uses(evidence: Evidence) -> tuple[float, float]:
+    """Return for how much of their time those who make batches compute, and are blocked."""
+    feed, host = evidence.feed, evidence.host
+    if feed.kind == "none":
+        return feed.wait_cpu, max(0.0, 1 - feed.wait_cpu)
+    told = [one.busy for one in feed.workers if one.busy is not None]
+    busy = sum(told) if told and len(told) == len(feed.workers) else float(feed.count)
+    if feed.kind == "thread":
+        computing = feed.other_cpu + feed.other_queued
+        return computing, max(0.0, busy - computing)
+    used = [one.cpu + (one.queued or 0.0) for one in feed.workers if one.cpu is not None]
+    if used:
+        return sum(used), max(0.0, busy - sum(used))
+    waiting = min(1.0, max(host.io_pressure or 0.0, host.iowait or 0.0))
+    return 1 - waiting, waiting
+
+
+def _storage(evidence: Evidence, share: float, blocked: float) -> Verdict:
+    feed, host = evidence.feed, evidence.host
+    who = "The loop" if feed.kind == "none" else f"The {feed.count} workers"
+    why = [
+        stall_words(evidence),
+        (
+            f"{who} spent {percent(blocked)} of the time for it waiting outside of the cores: for "
+            "disk, network or a lock."
+        ),
+    ]
+    files = (feed.read_per_s or 0.0) >= _SOME_BYTES and feed.bytes_per_read is not None
+    if files and feed.read_per_s is not None and feed.bytes_per_read is not None:
+        why.append(
+            f"They read {feed.read_per_s / 1e6:.1f} MB/s, {feed.bytes_per_read / 1024:.0f} KiB a "
+            "call."
+        )
+    if host.io_pressure is not None:
+        why.append(f"Tasks of the machine waited for disks in {percent(host.io_pressure)} of it.")
+    larger = "Read larger pieces in sequence: pack the samples with `fastfeed-shard build`."
+    nearer = "Bring the data near: ShardDataset(cache=ff.Cache(folder on a local disk))."
+    small = files and feed.bytes_per_read is not None and feed.bytes_per_read < _SMALL_READ
+    more = (
+        "Have more reads under way: num_workers=ff.AUTO, or more than there are cores, since they "
+        "wait rather than compute."
+    )
+    return Verdict(
+        name="storage-bound",
+        share_of_time_lost=share,
+        why=tuple(why),
+        advice=(
+            *((larger, nearer) if small else (nearer, larger)),
+            more,
+            "Find the device that is slow: `fastfeed doctor`, checks 7, 8 and 13.",
+        ),
+        expected_gain=gain(share),
+    )
+
+
+def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdict:
+    feed, host = evidence.feed, evidence.host
+    used = sum(one.cpu or 0.0 for one in feed.workers) + feed.other_cpu
+    queued = sum(one.queued or 0.0 for one in feed.workers) + feed.other_queued
+    # Cores that somebody else fills are not free.
+    free = max(0.0, host.cores - used - host.loop_cpu) if queued < used / 2 else 0.0
+    why = [stall_words(evidence)]
+    if feed.kind == "none":
+        why.append(
+            f"There are no workers: the loop makes each batch itself, computing for "
+            f"{percent(feed.wait_cpu)} of that time."
+        )
+    else:
+        why.append(
+            f"The {feed.count} workers compute on {used:.1f} cores of the {host.cores:g} that may "
+            f"be used, and wait for {queued:.1f} more."
+        )
+    if slowed > share / 2:
+        why.append(
+            f"The step itself takes {percent(slowed)} of the time longer while they work: they "
+            "take cores from the loop."
+        )
+    if host.cpu_pressure is not None:
+        why.append(f"Tasks of the machine waited for a core in {percent(host.cpu_pressure)} of it.")
+    cheaper = (
+        "Do less for a sample: crop before decode (ff.Image), raw pictures made once "
+        '(docs/shards.md), decode on the GPU (device="cuda").'
+    )
+    most = gain(share)
+    if host.throttled is not None and host.throttled > _THROTTLED:
+        why.append(f"The container's quota stopped it in {percent(host.throttled)} of the periods.")
+        advice = ["Raise the container's CPU limit.", cheaper]
+    elif feed.kind == "none":
+        advice = ["Use worker processes: num_workers=ff.AUTO.", cheaper]
+    elif slowed > share / 2:
+        advice = [
+            "Use fewer workers, so that the loop keeps a core (num_workers=ff.AUTO).",
+            cheaper,
+        ]
+    elif free >= 1 and used > 0:
+        wanted = min(ceil(feed.count / max(1 - share, 0.1)), feed.count + int(free))
+        most = min(most, free / used)
+        advice = [
+            f"Use more workers: num_workers={wanted}, or ff.AUTO, which finds how many.",
+            cheaper,
+        ]
+    elif queued > used:
+        advice = ["Free the cores: others use them (`fastfeed doctor`, check 6).", cheaper]
+    else:
+        advice = [cheaper, "Larger batches, or more cores for this GPU."]
+    return Verdict(
+        name="preprocessing-bound",
+        share_of_time_lost=share,
+        why=tuple(why),
+        advice=tuple(advice),
+        expected_gain=most,
+    )
