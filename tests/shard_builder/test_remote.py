@@ -257,6 +257,11 @@ def test_what_lies_there_is_never_overwritten(source, memory, run, built):
     code, _, err = run("build", source, f"{memory}/new", *SMALL)
     assert code == 2
     assert "complete data set" in err
+    code, out, _ = run("build", source, f"{memory}/new", *SMALL, "--resume")
+    assert (code, "complete already" in out) == (0, True)
+    code, _, err = run("build", source, f"{memory}/new", "--resume")
+    assert code == 2
+    assert "other shards" in err
     code, _, err = run("build", source, "https://user:password@host.invalid/x?sig=abc", *SMALL)
     assert code == 2
     assert "cannot be written" in err
@@ -267,8 +272,9 @@ def test_what_lies_there_is_never_overwritten(source, memory, run, built):
 @pytest.mark.parametrize("place", ["memory", "s3"], indirect=True)
 def test_remote_sources(source, tmp_path, place, built, contents_of, samples_of):
     """Shards of a bucket are converted, merged, resharded, listed, shown and extracted."""
-    built("build", source, f"{place}/in", *SMALL)
-    built("build", source, tmp_path / "right", *SMALL)
+    small = ("--shard-size", "200KiB", "--quiet")
+    built("build", source, f"{place}/in", *small)
+    built("build", source, tmp_path / "right", *small)
     dest = tmp_path / "out"
     built("convert", f"{place}/in", dest, "--quiet", "--jobs", "2")
     assert contents_of(dest) == contents_of(tmp_path / "right")

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
 from fastfeed.storage.open import local_path
-from fastfeed.storage.urls import is_remote
+from fastfeed.storage.urls import is_remote, shown
 from fastfeed_shard.arguments import pairs_of
 from fastfeed_shard.build import already_built, build_shards, open_folder, publish, stored_name
-from fastfeed_shard.destination import open_destination
+from fastfeed_shard.destination import Planned, is_complete, open_destination
 from fastfeed_shard.folder import DatasetFolder
 from fastfeed_shard.plan import Plan, digest_plan, plan_shards
 from fastfeed_shard.progress import show_progress, size_text
@@ -19,7 +19,7 @@ from fastfeed_shard.samples import MadePart
 from fastfeed_shard.sidecars import ENERGON_FOLDER
 from fastfeed_shard.summary import summary
 from fastfeed_shard.target import target_of
-from fastfeed_shard.write import Planned, write_shards
+from fastfeed_shard.write import write_shards
 
 if TYPE_CHECKING:
     import argparse
@@ -49,14 +49,14 @@ def build(options: argparse.Namespace, *, say: Say) -> int:
         for shard in plan.shards:
             name = stored_name(shard.name, target.compress)
             say(f"{name}\t{shard.stop - shard.start} samples\t{shard.nbytes} bytes")
+        for line in () if target.quiet else _about_source(source, plan):
+            say(line)
         return 0
-    if is_remote(target.dest):
-        packed = _build_far(plan, source, target)
-    elif target.resume and _is_complete(plan, target):
-        say(f"{target.dest} is complete already")
+    if target.resume and _is_complete(plan, target):
+        say(f"{shown(target.dest)} is complete already")
         return 0
-    else:
-        packed = _build_near(plan, source, target)
+    build_to = _build_far if is_remote(target.dest) else _build_near
+    packed = build_to(plan, source, target)
     if not target.quiet:
         for line in summary(packed, seconds=time.perf_counter() - begin):
             say(line)
@@ -66,6 +66,8 @@ def build(options: argparse.Namespace, *, say: Say) -> int:
 
 
 def _is_complete(plan: Plan, target: Target) -> bool:
+    if is_remote(target.dest):
+        return is_complete(target.dest, _planned(plan, target))
     dest = Path(local_path(target.dest))
     if not already_built(plan, dest, compress=target.compress):
         return False
@@ -99,10 +101,7 @@ def _build_near(plan: Plan, source: Source, target: Target) -> list[Packed]:
 
 def _build_far(plan: Plan, source: Source, target: Target) -> list[Packed]:
     """Write the shards to a bucket, each by way of a folder of this machine."""
-    planned = [
-        Planned(stored_name(shard.name, target.compress), shard.stop - shard.start)
-        for shard in plan.shards
-    ]
+    planned = _planned(plan, target)
     with open_destination(
         target.dest,
         name=target.name,
@@ -128,6 +127,13 @@ def _build_far(plan: Plan, source: Source, target: Target) -> list[Packed]:
             packed = write_shards(work, planned, destination, jobs=target.jobs, progress=progress)
         destination.complete(packed, classes=source.classes, energon=target.energon)
     return packed
+
+
+def _planned(plan: Plan, target: Target) -> list[Planned]:
+    return [
+        Planned(stored_name(shard.name, target.compress), shard.stop - shard.start, shard.nbytes)
+        for shard in plan.shards
+    ]
 
 
 def _source(options: argparse.Namespace) -> Source:
@@ -179,7 +185,7 @@ def _with_pictures(source: Source, options: argparse.Namespace, target: Target) 
 
 
 def _about_source(source: Source, plan: Plan) -> Iterator[str]:
-    """Yield lines about pictures that were made, and files that were left out."""
+    """Yield lines about fields, pictures that are made, and files that are left out."""
     made = [part for sample in plan.samples for part in sample.parts if isinstance(part, MadePart)]
     if made:
         before, after = sum(part.source.size for part in made), sum(part.size for part in made)

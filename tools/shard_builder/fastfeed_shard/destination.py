@@ -10,25 +10,36 @@ from __future__ import annotations
 import json
 import tempfile
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastfeed.errors import OptionError
-from fastfeed.shardfile.manifest import ShardEntry
+from fastfeed.shardfile.manifest import ShardEntry, load_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
-from fastfeed.storage.open import local_path
+from fastfeed.storage.open import local_path, read_whole
 from fastfeed.storage.urls import is_remote, shown
 from fastfeed_shard.bucket import Bucket
 from fastfeed_shard.build import publish
 from fastfeed_shard.check import check_shard
 from fastfeed_shard.folder import STATE_NAME, DatasetFolder
+from fastfeed_shard.importers.whole import is_there, join
 from fastfeed_shard.packing import Packed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ARRIVED_FOLDER = ".fastfeed-build"
+_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One shard to write: its name, its samples, and its bytes as a plain tar."""
+
+    name: str
+    samples: int
+    nbytes: int
 
 
 class Destination(Protocol):
@@ -71,6 +82,24 @@ def open_destination(
         return
     with DatasetFolder(Path(local_path(dest)), name=name, plan=plan, resume=resume) as held:
         yield LocalDestination(held, sync=sync)
+
+
+def is_complete(
+    dest: str, planned: Sequence[Planned], *, fields: Mapping[str, int] | None = None
+) -> bool:
+    """Say whether `dest` holds, complete, the shards of a plan; OptionError if it holds others."""
+    if not is_there(join(dest, MANIFEST_NAME)) or is_there(join(dest, STATE_NAME)):
+        return False
+    manifest = load_manifest(
+        lambda name: read_whole(join(dest, name), limit=_LIMIT), shard=shown(dest)
+    )
+    there = [Planned(shard.name, shard.samples, shard.bytes) for shard in manifest.shards]
+    if there != list(planned) or (fields is not None and fields != manifest.fields):
+        raise OptionError(
+            f"{shown(dest)!r} holds a complete data set of other shards",
+            way_out="Name a new place, or empty this one yourself",
+        )
+    return True
 
 
 class LocalDestination:

@@ -8,21 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
-from fastfeed.shardfile.manifest import load_manifest
-from fastfeed.shardfile.names import MANIFEST_NAME
-from fastfeed.storage.open import exists, local_path, read_if_there, read_whole
+from fastfeed.storage.open import local_path, read_if_there
 from fastfeed.storage.urls import is_remote, shown
 from fastfeed_shard.build import CLASSES_NAME, stored_name
 from fastfeed_shard.copying import copy_samples
-from fastfeed_shard.destination import open_destination
-from fastfeed_shard.folder import STATE_NAME
+from fastfeed_shard.destination import Planned, is_complete, open_destination
 from fastfeed_shard.importers.whole import join
 from fastfeed_shard.packing import Packed, ShardFile
 from fastfeed_shard.progress import show_progress
 from fastfeed_shard.sources import is_folder
 from fastfeed_shard.stored import count_fields, read_shards
 from fastfeed_shard.summary import summary
-from fastfeed_shard.write import Planned, write_shards
+from fastfeed_shard.write import write_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,8 +51,8 @@ def run_copy(copy: Copy, target: Target, *, classes: Sequence[str] | None, say: 
     """Write the shards of a copy and the documents of the data set; returns an exit code."""
     begin = time.perf_counter()
     names = [stored_name(name, target.compress) for name in copy.names]
-    planned = [Planned(*pair) for pair in zip(names, copy.samples(), strict=True)]
-    if target.resume and _is_done(copy, names, target.dest):
+    planned = list(map(Planned, names, copy.samples(), copy.nbytes()))
+    if target.resume and is_complete(target.dest, planned, fields=count_fields(copy.shards)):
         say(f"{shown(target.dest)} is complete already")
         return 0
     parent = os.getpid()
@@ -82,23 +79,6 @@ def run_copy(copy: Copy, target: Target, *, classes: Sequence[str] | None, say: 
         for line in summary(packed, seconds=time.perf_counter() - begin):
             say(line)
     return 0
-
-
-def _is_done(copy: Copy, names: Sequence[str], dest: str) -> bool:
-    """Say whether `dest` holds, complete, what the copy would make; OptionError if other data."""
-    if not exists(join(dest, MANIFEST_NAME)) or exists(join(dest, STATE_NAME)):
-        return False
-    manifest = load_manifest(
-        lambda name: read_whole(join(dest, name), limit=_LIMIT), shard=shown(dest)
-    )
-    there = [(shard.name, shard.samples, shard.bytes) for shard in manifest.shards]
-    planned = list(zip(names, copy.samples(), copy.nbytes(), strict=True))
-    if there != planned or manifest.fields != count_fields(copy.shards):
-        raise OptionError(
-            f"{shown(dest)!r} holds a complete data set of other shards",
-            way_out="Name a new place, or empty this one yourself",
-        )
-    return True
 
 
 def classes_of(sources: Sequence[str]) -> tuple[list[str] | None, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastfeed_shard.pool import run_tasks
@@ -11,16 +10,8 @@ from fastfeed_shard.pool import run_tasks
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fastfeed_shard.destination import Destination
+    from fastfeed_shard.destination import Destination, Planned
     from fastfeed_shard.packing import Packed
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """One shard to write: its name, and how many samples it will have."""
-
-    name: str
-    samples: int
 
 
 def write_shards(
