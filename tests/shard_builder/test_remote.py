@@ -20,6 +20,9 @@ from pathlib import Path
 import pytest
 
 from fastfeed.errors import OptionError, StorageError
+from fastfeed.storage.connection import Connection
+from fastfeed.storage.faults import Fault
+from fastfeed.storage.patience import Patience
 from fastfeed.storage.urls import join
 from fastfeed_shard.bucket import Bucket
 from fastfeed_shard.folder import STATE_NAME
@@ -399,6 +402,35 @@ def test_a_bucket_that_is_not_there(source, s3, run):
     assert "s3://no-such-bucket-here/x" in err
     assert "NoSuchBucket" in err
     assert "a-secret-for-tests" not in err
+
+
+def test_uploads_that_break(tmp_path, memory, monkeypatch):
+    """A line that breaks is tried again; what arrives short each time is an error with its name."""
+    slept = []
+    patience = Patience(clock=lambda: 0.0, sleep=slept.append, attempts=3)
+    bucket = Bucket(memory, patience=patience)
+    (tmp_path / "a.tar").write_bytes(b"1234")
+    call, failures = Connection.call, 2
+
+    def broken(self, name, *arguments, **options):
+        nonlocal failures
+        if name == "put_file" and failures:
+            failures -= 1
+            raise Fault("broken", "reset")
+        return call(self, name, *arguments, **options)
+
+    monkeypatch.setattr(Connection, "call", broken)
+    bucket.put(tmp_path / "a.tar", "a.tar")
+    assert len(slept) == 2
+    assert objects(memory) == {"a.tar": b"1234"}
+
+    def short(self, name, *arguments, **options):
+        found = call(self, name, *arguments, **options)
+        return {**found, "size": 3} if name == "info" else found
+
+    monkeypatch.setattr(Connection, "call", short)
+    with pytest.raises(StorageError, match=r"a\.tar.*3 of 4 bytes.*tried 3 times"):
+        bucket.put(tmp_path / "a.tar", "a.tar")
 
 
 def test_notes_that_lie(memory):
