@@ -177,20 +177,29 @@ def test_a_stager_that_lags_is_waited_for(make_shards, far, processes):
         os.close(end)
 
 
-def test_a_shard_left_out_is_not_waited_for(make_shards, far, make_shelf):
+class Passing(Shelf):
+    """A shelf on which each part is done as soon as somebody waits for it."""
+
+    def part_path(self, name):
+        self.part.discard()
+        return super().part_path(name)
+
+
+def test_a_shard_left_out_is_not_waited_for(make_shards, far, tmp_path):
     """After as many others as could have been before it, a shard is read from afar."""
     shards = make_shards(4, room=9, window=1)
     shards.staged.expect([source.url for source in shards.sources])
     follower = shards.staged._follower
     follower._waits_from = 0
-    shelf, source = make_shelf(), shards.sources[3]
+    follower._shelf = shelf = Passing(tmp_path / "cache", 1 << 20)
+    waits = 0
     for turn in range(40):
-        part = shelf.reserve(shards.sources[turn % 3])
-        threading.Timer(0.002, part.discard).start()
-        if not follower.wait_for(source):
-            break
-    assert 10 < turn < 39
+        shelf.part = shelf.reserve(shards.sources[turn % 3])
+        waits += follower.wait_for(shards.sources[3])
+    shelf.part.discard()
+    assert waits == 17
     shards.sample(35)
+    assert shards.staged.counts().far_bytes == 110
 
 
 def test_waiting_for_a_stopped_stager_ends(make_shards, far, make_shelf, caplog):
