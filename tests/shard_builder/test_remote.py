@@ -27,6 +27,7 @@ from fastfeed.storage.urls import join
 from fastfeed_shard.bucket import Bucket
 from fastfeed_shard.folder import STATE_NAME
 from fastfeed_shard.main import main
+from fastfeed_shard.scratch import scratch_folder
 
 SMALL = ("--shard-size", "100KiB", "--quiet")
 
@@ -224,6 +225,7 @@ def counted(self, name, *arguments, **options):
     return call(self, name, *arguments, **options)
 Connection.call = counted
 from fastfeed_shard.main import main
+from fastfeed_shard.scratch import scratch_folder
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -431,6 +433,32 @@ def test_uploads_that_break(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(Connection, "call", short)
     with pytest.raises(StorageError, match=r"a\.tar.*3 of 4 bytes.*tried 3 times"):
         bucket.put(tmp_path / "a.tar", "a.tar")
+
+
+def test_what_a_killed_run_left_is_swept(temporary):
+    """Folders without a living run are removed by the next; others of any kind are left alone."""
+    script = (
+        "import os, signal; from fastfeed_shard.scratch import scratch_folder\n"
+        "with scratch_folder() as folder:\n"
+        "    (folder / 'x').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    for _ in range(2):
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "TMPDIR": str(temporary)},
+            check=False,
+        )
+    assert len(list(temporary.iterdir())) == 1  # the second run swept the first
+    (temporary / "fastfeed-shard-notours").mkdir()
+    (temporary / "fastfeed-shard-link_001").symlink_to("/etc")
+    with scratch_folder() as one:
+        with scratch_folder() as other:
+            assert one.exists()
+            assert one != other
+        (one / "x").touch()
+        names = {path.name for path in temporary.iterdir()}
+        assert names == {"fastfeed-shard-notours", "fastfeed-shard-link_001", one.parent.name}
+    assert not one.exists()
 
 
 def test_notes_that_lie(memory):

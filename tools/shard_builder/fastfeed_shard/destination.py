@@ -8,7 +8,6 @@ that names the plan, and one for each shard that arrived with its indexes.
 from __future__ import annotations
 
 import json
-import tempfile
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from fastfeed_shard.check import check_shard
 from fastfeed_shard.folder import STATE_NAME, DatasetFolder
 from fastfeed_shard.importers.whole import is_there, join
 from fastfeed_shard.packing import Packed
+from fastfeed_shard.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -76,8 +76,8 @@ def open_destination(
     """
     if is_remote(dest):
         remote = RemoteDestination(Bucket(dest), plan=plan, resume=resume)
-        with tempfile.TemporaryDirectory(prefix="fastfeed-shard-") as scratch:
-            remote.begin(Path(scratch))
+        with scratch_folder() as scratch:
+            remote.begin(scratch)
             yield remote
         return
     with DatasetFolder(Path(local_path(dest)), name=name, plan=plan, resume=resume) as held:

@@ -5,9 +5,7 @@ A shard takes the room of itself and its indexes in the temporary folder (TMPDIR
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import StorageError
@@ -17,10 +15,12 @@ from fastfeed.storage.urls import base_name, is_remote, join, scheme_of
 from fastfeed_shard.bucket import Bucket
 from fastfeed_shard.frames import SUFFIX
 from fastfeed_shard.importers.whole import beside
+from fastfeed_shard.scratch import scratch_folder
 from fastfeed_shard.sidecars import ENERGON_FOLDER, WIDS_NAME, dali_name, energon_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 _PIECE = 32 << 20
 _LIMIT = 8 << 30
@@ -36,14 +36,14 @@ def near_shard(path: str) -> Iterator[str]:
     name = base_name(path)
     if not is_contained(name) or "/" in name:
         raise StorageError(f"{name!r} is no name for a file")
-    with tempfile.TemporaryDirectory(prefix="fastfeed-shard-") as folder:
+    with scratch_folder() as folder:
         plain = name.removesuffix(SUFFIX)
         for side in (index_name(name), dali_name(plain), energon_name(plain)):
             content = read_if_there(beside(path, lambda _, side=side: side), limit=_LIMIT)  # type: ignore[misc]
             if content is not None:
-                Path(folder, side).write_bytes(content)
-        _copy(path, Path(folder, name))
-        yield f"{folder}/{name}"
+                (folder / side).write_bytes(content)
+        _copy(path, folder / name)
+        yield str(folder / name)
 
 
 def _copy(path: str, local: Path) -> None:
@@ -62,8 +62,7 @@ def _copy(path: str, local: Path) -> None:
 @contextmanager
 def near_folder(url: str) -> Iterator[Path]:
     """Give a folder with the documents of a remote data set, and an empty file for each shard."""
-    with tempfile.TemporaryDirectory(prefix="fastfeed-shard-") as folder:
-        root = Path(folder)
+    with scratch_folder() as root:
         (root / ENERGON_FOLDER).mkdir()
         for name in (MANIFEST_NAME, WIDS_NAME, f"{ENERGON_FOLDER}/.info.json"):
             content = read_if_there(join(url, name), limit=_LIMIT)

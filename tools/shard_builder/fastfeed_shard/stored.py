@@ -6,10 +6,8 @@ much room it takes, and a digest of its key. Keys themselves are read again when
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,13 +19,14 @@ from fastfeed.shardfile.index import MISSING, load_index
 from fastfeed.shardfile.names import index_name, split_name
 from fastfeed.shardfile.tar import read_member
 from fastfeed.storage.compressed import open_shard
-from fastfeed.storage.open import facts, read_if_there
+from fastfeed.storage.open import exists, facts, local_path, read_if_there
 from fastfeed.storage.urls import is_remote, shown
 from fastfeed_shard.browse import read_contents
 from fastfeed_shard.importers.whole import beside
 from fastfeed_shard.pool import run_tasks
 from fastfeed_shard.reader import Reader, ahead_of
 from fastfeed_shard.safe import rename_key, why_unsafe
+from fastfeed_shard.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -151,24 +150,29 @@ def _with_checksums(index: ShardIndex, path: str) -> NDArray[np.uint64]:
 
     Raises IndexMismatchError if that index is of another shard.
     """
-    content = read_if_there(beside(path, index_name), limit=_INDEX_LIMIT)
+    place = beside(path, index_name)
+    if not is_remote(place):
+        known = load_index(local_path(place), verify=True) if exists(place) else None
+        return index.cells if known is None else _matching(index, known, path)
+    content = read_if_there(place, limit=_INDEX_LIMIT)
     if content is None:
         return index.cells
-    with tempfile.TemporaryDirectory(prefix="fastfeed-shard-") as folder:
-        kept = Path(folder, "index")
-        kept.write_bytes(content)
-        known = load_index(kept, verify=True)
-        if known.fields != index.fields or len(known) != len(index):
-            same = False
-        else:
-            same = bool((known.cells[..., :3] == index.cells[..., :3]).all())
-        if not same or known.shard_bytes != index.shard_bytes:
-            raise IndexMismatchError(
-                "the index beside this shard is of another one",
-                way_out="Run `fastfeed-shard index` on it if the shard itself is right",
-                shard=shown(path),
-            )
-        return known.cells.copy()
+    with scratch_folder() as folder:
+        (folder / "index").write_bytes(content)
+        return _matching(index, load_index(folder / "index", verify=True), path)
+
+
+def _matching(index: ShardIndex, known: ShardIndex, path: str) -> NDArray[np.uint64]:
+    same = (known.fields, known.shard_bytes) == (index.fields, index.shard_bytes)
+    if same and len(known) == len(index):
+        same = bool((known.cells[..., :3] == index.cells[..., :3]).all())
+    if not same or len(known) != len(index):
+        raise IndexMismatchError(
+            "the index beside this shard is of another one",
+            way_out="Run `fastfeed-shard index` on it if the shard itself is right",
+            shard=shown(path),
+        )
+    return known.cells.copy()
 
 
 def _offenders(keys: Sequence[str], index: ShardIndex) -> list[tuple[str, str]]:
