@@ -139,6 +139,8 @@ class Feed:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._ahead is not None:
+            self._ahead.close()
 
     # Reading
 

@@ -15,6 +15,7 @@ from fastfeed.errors import IndexMismatchError, StorageError, TarError
 from fastfeed.shardfile.index import MISSING, ShardIndex, group, load_index, save_index
 from fastfeed.shardfile.names import index_name
 from fastfeed.shardfile.tar import read_member, walk
+from fastfeed.staging.staged import StagedShard
 from fastfeed.storage.local import write_whole
 from fastfeed.storage.open import facts, local_path, read_if_there
 from fastfeed.storage.remote import RemoteFile
@@ -109,8 +110,8 @@ class _Remote:
         return self._new(content)
 
     def _facts(self) -> Facts:
-        if isinstance(self._storage, RemoteFile):
-            return self._storage.facts
+        if isinstance(self._storage, RemoteFile | StagedShard):
+            return self._storage.facts  # asked for once, or known without asking
         return facts(self._shard, storage_options=self._options)
 
     def _known(self, facts: Facts) -> ShardIndex | None:

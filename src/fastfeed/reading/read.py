@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,6 +15,7 @@ from fastfeed.shardfile.index import MISSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -82,22 +84,39 @@ def read(
     starts = np.zeros((len(indices), len(fields)), np.int64)
     sizes = np.full(starts.shape, -1, np.int64)
     base = 0
+    far = shards.far_readers()
+    waiting: list[Future[None]] = []
     for part in parts:
         chosen = np.zeros(part.present.shape, np.int64)
         chosen[part.present] = part.runs.places + base
         starts[part.samples] = chosen
         sizes[part.samples] = np.where(part.present, part.cells[..., _SIZE].view(np.int64), -1)
-        with located(shard=part.opened.name):
-            read_into = part.opened.storage.read_into
-            for offset, size in zip(
-                part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
-            ):
-                if size:
-                    read_into(offset, view[base : base + size])
-                base += size
-        if verify:
+        for offset, size in zip(part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True):
+            into = view[base : base + size]
+            base += size
+            if size and far is not None:
+                waiting.append(far.submit(_read_run, part.opened, offset, into))
+            elif size:
+                _read_run(part.opened, offset, into)
+        if verify and far is None:  # while the bytes are in the cores' cache
+            _verify(shards, part, view, starts=starts[part.samples], fields=fields)
+    if far is not None:
+        _await_all(waiting)
+        for part in parts if verify else ():
             _verify(shards, part, view, starts=starts[part.samples], fields=fields)
     return Records(buffer, starts, sizes)
+
+
+def _read_run(opened: OpenShard, offset: int, into: memoryview) -> None:
+    with located(shard=opened.name):
+        opened.storage.read_into(offset, into)
+
+
+def _await_all(reads: Sequence[Future[None]]) -> None:
+    """Wait until no read writes into the buffer any more, then raise what the first one met."""
+    wait(reads)
+    for one in reads:
+        one.result()
 
 
 def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) -> Iterator[_Part]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -23,8 +26,8 @@ from fastfeed.storage.open import open_storage
 from fastfeed.storage.urls import is_remote
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor
 
     from numpy.typing import NDArray
 
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from fastfeed.shardfile.manifest import ShardEntry
     from fastfeed.staging.staged import Staged
     from fastfeed.storage.open import Storage
+
+# Reads of a batch under way at a time, where each is a round trip.
+_FAR = 16
 
 MAX_OPEN = 128
 """Shards open at a time; each takes a descriptor, and one more for the map of its index."""
@@ -78,6 +84,15 @@ class ShardSet:
         if staged is not None:
             staged.learn(_sources(listing))
         self._frames: FrameCache | None = None
+        self._is_far = any(map(is_remote, self._names))
+        # What the manifest calls plain need not be looked at, which would be a round trip.
+        self._plain = {
+            path
+            for path, entry in zip(listing.paths, listing.entries, strict=True)
+            if entry is not None and entry.compression is None and is_remote(path)
+        }
+        self._readers: ThreadPoolExecutor | None = None
+        self._readers_pid = 0
         self._cache = None if cache is None else Path(cache)
         self._max_open = max_open
         self._open: dict[int, OpenShard] = {}
@@ -202,7 +217,9 @@ class ShardSet:
         else:
             stored = self._staged.open(name)
         try:
-            storage = wrap(stored, name, cache=self._frames_of_process())
+            storage = stored
+            if name not in self._plain:
+                storage = wrap(stored, name, cache=self._frames_of_process())
             index = find_index(
                 name, storage, cache=self._cache, storage_options=self._storage_options
             )
@@ -211,6 +228,18 @@ class ShardSet:
             raise
         columns = {field: column for column, field in enumerate(index.fields)}
         return OpenShard(name, storage, index, index.cells, columns)
+
+    def far_readers(self) -> Executor | None:
+        """Return what reads from remote shards side by side; None if there are none.
+
+        Each read is a round trip; one after the other a batch would take as many.
+        """
+        if not self._is_far:
+            return None
+        if self._readers is None or self._readers_pid != os.getpid():  # a fork has no threads
+            self._readers, self._readers_pid = ThreadPoolExecutor(_FAR, "fastfeed-far"), os.getpid()
+            weakref.finalize(self, self._readers.shutdown, wait=False)
+        return self._readers
 
     def _frames_of_process(self) -> FrameCache:
         """Return the decoded frames of all shards of this process."""
@@ -226,7 +255,14 @@ class ShardSet:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_used": {}, "_clock": count(), "_frames": None}
+        fresh: dict[str, Any] = {
+            "_open": {},
+            "_used": {},
+            "_clock": count(),
+            "_frames": None,
+            "_readers": None,
+        }
+        return {**self.__dict__, **fresh}
 
 
 def _sources(listing: Listing) -> list[Source]:
