@@ -2,7 +2,7 @@
 
 The path of a byte, each step a folder of this package:
 
-    storage -> reading -> decoding -> collating -> slots -> device -> the training loop
+    storage -> staging -> reading -> decoding -> collating -> slots -> device -> the training loop
 
 `feed.py` connects the steps in one function; `loader.py` is what people use.
 """

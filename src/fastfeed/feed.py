@@ -1,4 +1,4 @@
-"""The walk of a batch: storage -> reading -> decoding -> collating -> slots.
+"""The walk of a batch: storage -> staging -> reading -> decoding -> collating -> slots.
 
 `Feed.fetch` is the walk; everything else here serves it. A feed lives in one worker process (or in
 the trainer's, without workers), is built after the fork, and knows nothing of processes: the
