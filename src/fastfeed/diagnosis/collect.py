@@ -68,6 +68,7 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
         / seconds,
         bytes_per_read=read / calls if read is not None and calls else None,
         read_per_s=None if read is None else read / seconds,
+        steps=steps_of(real),
         to_device=to_device,
     )
 
@@ -80,27 +81,40 @@ def workers_of(
     seconds: float,
     in_turn: bool,
 ) -> tuple[Worker, ...]:
-    """Return each worker by its turns and by its process; none if nothing tells them apart."""
+    """Return each worker that made batches; none if nothing tells them apart."""
     workers = []
     for number in range(count):
-        taken = turns.get(number, ())
-        told = [one.busy_s for one in taken if one.busy_s is not None]
-        waits = [one.wait_s for one in taken if not one.pause_s]
-        cpu, system, queued = (
-            counters.get(f"worker {number} {what}") for what in ("cpu", "system", "queued")
+        waits = [one.wait_s for one in turns.get(number, ()) if not one.pause_s]
+        busy, cpu, system, queued = (
+            counters.get(f"worker {number} {what}") for what in ("busy", "cpu", "system", "queued")
         )
+        rests = counters.get(f"worker {number} batches", 1.0) == 0
+        if rests or (busy is None and cpu is None):
+            continue
         workers.append(
             Worker(
+                number=number,
                 cpu=None if cpu is None else cpu / seconds,
                 system=None if system is None else system / seconds,
                 queued=None if queued is None else queued / seconds,
-                busy=min(1.0, sum(told) / seconds) if told and in_turn else None,
+                busy=None if busy is None else min(1.0, busy / seconds),
                 wait_s=statistics.mean(waits) if waits and in_turn else 0.0,
             )
         )
-    if all(one.cpu is None and one.busy is None for one in workers):
-        return ()
     return tuple(workers)
+
+
+def steps_of(counters: Counters) -> tuple[tuple[str, float], ...]:
+    """Return the part that each step of the path has in the time of all, the largest first."""
+    spent = {
+        name.removeprefix("step "): value
+        for name, value in counters.items()
+        if name.startswith("step ") and value > 0
+    }
+    whole = sum(spent.values())
+    return tuple(
+        (name, value / whole) for name, value in sorted(spent.items(), key=lambda one: -one[1])
+    )
 
 
 def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: float | None) -> Host:

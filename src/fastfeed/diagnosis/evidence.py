@@ -43,6 +43,7 @@ class Waits:
 class Worker:
     """One worker while the loop was fed for real; parts of the time."""
 
+    number: int
     cpu: float | None
     """It computed, in user and system time; in cores."""
     system: float | None
@@ -72,7 +73,9 @@ class Feed:
     """And those that they queued for."""
     bytes_per_read: float | None = None
     read_per_s: float | None = None
-    """Bytes read in a second, from whatever file, pipe or socket."""
+    """Bytes read in a second, from whatever file or pipe."""
+    steps: tuple[tuple[str, float], ...] = ()
+    """The parts that the steps of the path have in the workers' time, where the loader says so."""
     to_device: bool = False
     """Whether the loader brings batches to the device itself."""
 

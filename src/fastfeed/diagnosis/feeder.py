@@ -12,6 +12,7 @@ from fastfeed.options import AutoWorkers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fastfeed.diagnosis.counters import Counters
     from fastfeed.diagnosis.evidence import Kind
 
 _OURS: Final = "fastfeed-worker-"
@@ -28,8 +29,6 @@ class Taken(NamedTuple):
     """The worker that made it, counted from the first; 0 without workers."""
     wait_cpu_s: float
     """What the waiting thread computed meanwhile."""
-    busy_s: float | None
-    """What the loader says that a worker spent on it."""
 
 
 @dataclass(slots=True)
@@ -45,7 +44,6 @@ class Feeder:
     _iterator: Iterator[Any] | None = None
     _taken: int = 0
     _in_all: int = 0
-    _busy_s: float = 0.0
 
     @property
     def count(self) -> int:
@@ -78,11 +76,11 @@ class Feeder:
         turn = self._taken % max(1, self.count)
         self._taken += 1
         self._in_all += 1
-        busy_s = self._busy()
-        if fresh:
+        if not turn:
             self.pids = _worker_pids(self._iterator, self.pids)
-            return Taken(batch, 0.0, took, turn, 0.0, busy_s)
-        return Taken(batch, took, 0.0, turn, cpu, busy_s)
+        if fresh:
+            return Taken(batch, 0.0, took, turn, 0.0)
+        return Taken(batch, took, 0.0, turn, cpu)
 
     def close(self) -> None:
         """Let go of the iterator, and with it of the workers."""
@@ -95,9 +93,11 @@ class Feeder:
                 return next(self._iterator), False
             except StopIteration:
                 pass
+        # Where epochs are of one batch, their beginnings are all there is.
+        apart = self._iterator is None or self._taken > 1
         self._iterator, self._taken = iter(self.loader), 0
         try:
-            return next(self._iterator), True
+            return next(self._iterator), apart
         except StopIteration:
             if not self._in_all:
                 raise OptionError(
@@ -108,16 +108,19 @@ class Feeder:
                 way_out="Give one that can be iterated again and again, such as a DataLoader",
             ) from None
 
-    def _busy(self) -> float | None:
-        """Return what the loader counted as work since the last batch; None if it does not."""
+    def counters(self) -> Counters:
+        """Return what the loader itself counts, if it does: its workers' time, and its steps'."""
         snapshot = getattr(self.loader, "snapshot", None)
         if not callable(snapshot):
-            return None
-        whole = getattr(snapshot(), "busy_s", None)
-        if not isinstance(whole, float):
-            return None
-        before, self._busy_s = self._busy_s, whole
-        return max(0.0, whole - before)
+            return {}
+        facts = snapshot()
+        found: Counters = {}
+        for one in getattr(facts, "workers", ()):
+            found[f"worker {one.worker} busy"] = one.busy.total_s
+            found[f"worker {one.worker} batches"] = one.batches
+        for name, seconds in getattr(facts, "steps_s", {}).items():
+            found[f"step {name}"] = seconds
+        return found
 
 
 def _worker_pids(iterator: Any, before: tuple[int, ...]) -> tuple[int, ...]:

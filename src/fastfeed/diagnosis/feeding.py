@@ -136,6 +136,7 @@ def _slow_worker(evidence: Evidence, split: _Split) -> Verdict | None:
     if shares[worst] < _SLOW_BUSY or others > _OTHERS_BUSY * shares[worst]:
         return None
     share = split.waiting * (1 - others / shares[worst])
+    number = workers[worst].number
     split.waiting -= share
     return Verdict(
         name="one slow worker",
@@ -143,14 +144,14 @@ def _slow_worker(evidence: Evidence, split: _Split) -> Verdict | None:
         why=(
             stall_words(evidence),
             (
-                f"Worker {worst} is {told} for {percent(shares[worst])} of the time, the others "
+                f"Worker {number} is {told} for {percent(shares[worst])} of the time, the others "
                 f"for {percent(others)} (median): they wait for it, since batches come in order."
             ),
-            f"The loop waits {ms(workers[worst].wait_s)} when it is worker {worst}'s turn.",
+            f"The loop waits {ms(workers[worst].wait_s)} when it is worker {number}'s turn.",
         ),
         advice=(
             (
-                f"Look at what worker {worst} does that the others don't: its part of the data, "
+                f"Look at what worker {number} does that the others don't: its part of the data, "
                 "the core it is pinned to, a file on another disk."
             ),
             "If order does not matter, in_order=False lets the others go ahead.",

@@ -33,6 +33,8 @@ _WARM_UP: Final = 3
 _LEAST: Final = 3
 _MOST: Final = 400
 _PARTS: Final = {"ceiling": 0.2, "cached": 0.2, "real": 0.6}
+# How often two batches are compared.
+_PAIRS: Final = 5
 # A wait longer than this part of a step says that nothing lies ready any more.
 _EMPTY: Final = 0.25
 
@@ -48,7 +50,7 @@ class Run:
     place: Callable[[Any], Any]
     """Bring a batch to where the step needs it."""
     look: Callable[[tuple[int, ...]], Counters]
-    """Read the counters of the host and of some processes."""
+    """Read the counters of the host and of the worker processes."""
 
 
 @dataclass(slots=True)
@@ -113,22 +115,28 @@ class Rounds:
         self._settle(phase, give, seconds)
         run.synchronize()
         self._counts = True
-        before = run.look(self._feeder.pids)
+        before = self._look()
         with stretch.probe:
             begin, waited, paused, steps = clock(), 0.0, 0.0, 0
             while steps < _LEAST or (clock() - begin - paused < seconds and steps < _MOST):
                 for _ in range(max(1, self._feeder.count)):  # whole turns: each worker as often
-                    taken = give()
-                    waited, paused = waited + taken[0], paused + taken[1]
-                    run.step(taken[2])
-                    steps += 1
+                    wait_s, pause_s, batch = give()
+                    stepped = clock()
+                    run.step(batch)
+                    if pause_s:  # a step without a wait is no step of this phase
+                        paused += pause_s + clock() - stepped
+                    else:
+                        waited, steps = waited + wait_s, steps + 1
             run.synchronize()
             took = clock() - begin - paused
         self._counts = False
-        add_passed(stretch.counters, before, run.look(self._feeder.pids))
+        add_passed(stretch.counters, before, self._look())
         stretch.seconds.append(took / steps)
         stretch.waited.append(waited / steps)
         stretch.steps += steps
+
+    def _look(self) -> Counters:
+        return {**self._run.look(self._feeder.pids), **self._feeder.counters()}
 
     def _settle(
         self, phase: Phase, give: Callable[[], tuple[float, float, Any]], seconds: float
@@ -177,7 +185,7 @@ class Rounds:
     def follow(self, other: Any, seconds: float) -> float:
         """Return the time of a step on another batch over that on the one of the ceiling phase."""
         ratios = []
-        for _ in range(_LEAST):
+        for _ in range(_PAIRS):
             whole, part = (self._alone(batch, seconds) for batch in (self.here, other))
             ratios.append(part / whole)
         return statistics.median(ratios)

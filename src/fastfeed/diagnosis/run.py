@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # So many rounds if time allows, and at least two, for a median to mean something.
 _ROUNDS: Final = 5
 _LEAST: Final = 2
-_RESIZED_S: Final = 0.2
+_RESIZED_S: Final = 0.1
 
 
 def diagnose(

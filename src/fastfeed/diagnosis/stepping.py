@@ -24,7 +24,7 @@ _FIXED: Final = 0.5
 _HOT: Final = 0.7
 _VRAM_FULL: Final = 0.85
 # Less of a step is idle at its ends, where one step hands to the next.
-_IDLE: Final = 0.05
+_IDLE: Final = 0.1
 # Kernels fill no GPU to the last processor; above this nobody would call it work that is missing.
 _FILLED: Final = 0.7
 
@@ -32,7 +32,7 @@ _FILLED: Final = 0.7
 def transfer_losses(evidence: Evidence) -> Iterator[Verdict]:
     """Yield what the way of a batch from memory to the device costs; nothing without a device."""
     times, gpu = evidence.times, evidence.gpu
-    lost = max(0.0, times.cached_s - times.ceiling_s) / times.real_s
+    lost = max(0.0, min(times.cached_s, times.real_s) - times.ceiling_s) / times.real_s
     if gpu is None or not lost:
         return
     why = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastfeed.doctor.kernels import count_kernels
@@ -114,12 +115,9 @@ def operators(events: Iterable[Event]) -> tuple[int, float]:
     lengths: list[float] = []
     for lane in lanes.values():
         lane.sort(key=lambda span: (span.begin, -span.end))
-        following = [*lane[1:], _Span(float("inf"), float("inf"))]
-        lengths += [
-            one.end - one.begin
-            for one, later in zip(lane, following, strict=True)
-            if later.begin >= one.end
-        ]
+        # The last one holds no other; before it, who ends before the next begins.
+        lengths += [one.end - one.begin for one, later in pairwise(lane) if later.begin >= one.end]
+        lengths += [one.end - one.begin for one in lane[-1:]]
     return len(lengths), statistics.median(lengths) if lengths else 0.0
 
 

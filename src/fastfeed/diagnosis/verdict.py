@@ -16,7 +16,7 @@ from fastfeed.diagnosis.stepping import step_losses, transfer_losses
 if TYPE_CHECKING:
     from fastfeed.diagnosis.evidence import Evidence, Gpu
 
-# Below this the step is the limit, whatever small losses there are beside it.
+# If no loss is larger the step is the limit, whatever small losses there are beside it.
 _SMALL_LOSS: Final = 0.1
 # Achieved over possible, from where a unit of the GPU counts as the one that limits.
 _NEAR_LIMIT: Final = 0.6
@@ -31,7 +31,7 @@ def judge(evidence: Evidence) -> tuple[Verdict, ...]:
         (one for one in found if one.share_of_time_lost >= least),
         key=lambda one: -one.share_of_time_lost,
     )
-    if sum(one.share_of_time_lost for one in told) < _SMALL_LOSS:
+    if not told or told[0].share_of_time_lost < _SMALL_LOSS:
         return (_bound_by_step(evidence), *told)
     return tuple(told)
 

@@ -72,6 +72,7 @@ def _storage(evidence: Evidence, share: float, blocked: float) -> Verdict:
         )
     if host.io_pressure is not None:
         why.append(f"Tasks of the machine waited for disks in {percent(host.io_pressure)} of it.")
+    why += _step_words(evidence)
     larger = "Read larger pieces in sequence: pack the samples with `fastfeed-shard build`."
     nearer = "Bring the data near: ShardDataset(cache=ff.Cache(folder on a local disk))."
     small = files and feed.bytes_per_read is not None and feed.bytes_per_read < _SMALL_READ
@@ -116,6 +117,7 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
         )
     if host.cpu_pressure is not None:
         why.append(f"Tasks of the machine waited for a core in {percent(host.cpu_pressure)} of it.")
+    why += _step_words(evidence)
     cheaper = (
         "Do less for a sample: crop before decode (ff.Image), raw pictures made once "
         '(docs/shards.md), decode on the GPU (device="cuda").'
@@ -139,6 +141,7 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
             cheaper,
         ]
     elif queued > used:
+        most = min(most, queued / max(used, 0.01))
         advice = ["Free the cores: others use them (`fastfeed doctor`, check 6).", cheaper]
     else:
         advice = [cheaper, "Larger batches, or more cores for this GPU."]
@@ -149,3 +152,8 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
         advice=tuple(advice),
         expected_gain=most,
     )
+
+
+def _step_words(evidence: Evidence) -> list[str]:
+    steps = ", ".join(f"{name} {percent(part)}" for name, part in evidence.feed.steps)
+    return [f"Their time by step: {steps}."] if steps else []
