@@ -57,6 +57,9 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         source = source_of(self, loader)
         path = loader.device_path(source)
         self._mover = None if path is None else path.mover()
+        self._fetch_one = self._stats.named("fetch", InProcessIterator._fetch)
+        if self._mover is not None:
+            self._move = self._stats.named("device", self._mover.move)
         if self._shards is not None:
             side = None if path is None else path.side
             self._fetcher = make_fetcher(source, threads=loader.worker_threads, device=side)
@@ -112,7 +115,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         while True:
             self._progress.deliver(number)
             try:
-                batch = self._fetch(index)
+                batch = self._fetch_one(self, index)
             except EmptyBatchError:
                 if self._fetcher is None:
                     raise
@@ -124,11 +127,17 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         return batch
 
     def _fetch(self, index: Any) -> Any:
+        self._steps_s = {}
+        started = time.perf_counter()
         batch = self._fetch_here(index)
         if self._mover is None:
             return batch
-        batch, report = self._mover.move(batch)
-        self._steps_s.update(report.steps_s)
+        made = time.perf_counter()
+        batch, report = self._move(batch)
+        if not self._steps_s:
+            self._steps_s = {"fetch": made - started}
+            self._stats.spent("fetch", made - started)
+        self._steps_s |= report.steps_s
         if self._shards is None:
             self._stats.spent("device", report.steps_s["device"])
         else:

@@ -28,6 +28,7 @@ from fastfeed.collating.fetch import (
     shards_under,
 )
 from fastfeed.device.pool import DevicePool
+from fastfeed.exports.patience import on_terminal
 from fastfeed.indices import count_samples
 from fastfeed.inprocess import source_of
 from fastfeed.process import LEAST_REGION
@@ -144,6 +145,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._epoch = self._progress.epoch
         self._generation += 1
         self._sent = self._next = 0
+        self._patience = on_terminal()
         self._owners: dict[int, int] = {}
         self._samples: dict[int, int] = {}
         self._active = [True] * self._num_workers
@@ -235,7 +237,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             raise
 
     def _next_batch(self) -> Any:
-        started = time.perf_counter()
+        self._asked = started = time.perf_counter()
         while True:
             arrival = self._await_next()
             result = arrival.result
@@ -307,7 +309,13 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _collect(self) -> None:
         """Take in what has arrived, waiting for something."""
-        arrival = self._receive(self._timeout or None)
+        timeout = self._timeout or None
+        if self._patience is None:
+            arrival = self._receive(timeout)
+        else:
+            arrival = self._patience.receive(
+                self._receive, timeout, since=self._asked, what=self._awaited
+            )
         if arrival is None:
             raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         result = arrival.result
@@ -324,6 +332,14 @@ class WorkerIterator(_BaseDataLoaderIter):
         else:
             self._arrived[result.number] = arrival
 
+    def _awaited(self) -> str:
+        """Say what the loop waits for, to a person."""
+        if not self._in_order:
+            return "a batch"
+        owner, ready = self._owners.get(self._next), len(self._arrived)
+        words = "the first batch" if self._num_yielded == 0 else f"batch {self._next}"
+        return f"{words}, which worker {owner} makes; {ready} after it are ready"
+
     def _deliver(self, arrival: Arrival, *, samples: int, started: float) -> Any:
         """Return the batch of a result, pinned if need be."""
         batch, nbytes, copied = self._open(arrival, prefetch=self._prefetch)
@@ -336,18 +352,18 @@ class WorkerIterator(_BaseDataLoaderIter):
         stock = self._prefetch * self._workforce.in_use
         self._workforce.delivered(wait_s=got - started, busy_s=result.busy_s, stock=stock)
         self._stats.delivered(
-            Delivery(
-                asked=started,
-                got=got,
-                number=result.number,
-                samples=samples,
-                nbytes=nbytes,
-                copied=copied is not None,
-                worker=result.worker,
-                busy_s=result.busy_s,
-                times=result.times,
-                steps_s=getattr(result.report, "steps_s", None),
-                stage=result.stage,
+            Delivery(  # by place: naming them would take longer than counting them
+                started,
+                got,
+                result.number,
+                samples,
+                nbytes,
+                copied is not None,
+                result.worker,
+                result.busy_s,
+                result.times,
+                getattr(result.report, "steps_s", None),
+                result.stage,
             )
         )
         return batch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from fastfeed.stats.histogram import Waits
 from fastfeed.stats.tally import Tally
-from fastfeed.stats.values import Snapshot, waits_of
+from fastfeed.stats.values import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 # Deliveries are counted so many at a time, which is many times cheaper than one by one.
-_AT_ONCE = 256
+_AT_ONCE = 512
 # The steps in the order that a batch passes them; steps of other names come last.
 _STEPS = ("read", "defer", "decode", "fetch", "collate", "slots", "device")
 
@@ -75,14 +75,11 @@ class Stats:
         tally, fresh = self._state
         tally = tally.plus(fresh[:])
         steps = {name: waits.spread for name, waits in list(self._steps.items())}
-        for name, row in (("fetch", tally.fetch), ("slots", tally.slots)):
-            if row.total_s:
-                steps[name] = row.spread
+        steps |= tally.steps
         known = [name for name in _STEPS if name in steps]
         steps = {name: steps[name] for name in [*known, *(steps.keys() - set(known))]}
         return Snapshot(
             **tally.facts(),
-            **waits_of(tally.wait.spread),
             steps=steps,
             steps_s={name: spread.total_s for name, spread in steps.items()},
             deferred=self._deferred,

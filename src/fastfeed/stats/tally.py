@@ -3,50 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfeed.stats.histogram import BUCKETS, Spread, buckets_of
-from fastfeed.stats.values import Depth, StageFacts, StageTimes, WorkerFacts
+from fastfeed.stats.values import Depth, StageFacts, WorkerFacts, waits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from fastfeed.stats.values import Delivery
+    from fastfeed.stats.values import Delivery, StageTimes
 
-# Columns of what is summed for each worker.
-_BUSY, _IN, _OUT, _BYTES = range(4)
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+# Rows of durations; from _WORKERS on each worker has one, of making batches.
+_WAIT, _FETCH, _SLOTS, _WORKERS = range(4)
 # More batches ready than this are counted as this many.
 _DEEPEST = 1023
 
 
-def _none() -> NDArray[np.int64]:
-    return np.zeros(BUCKETS, np.int64)
-
-
 @dataclass(frozen=True, slots=True)
-class Row:
-    """Durations of one kind."""
+class Rows:
+    """Durations of many kinds, a row of buckets each."""
 
-    counts: NDArray[np.int64] = field(default_factory=_none)
-    total_s: float = 0.0
-    max_s: float = 0.0
+    counts: Ints
+    totals: Floats
+    longest: Floats
 
-    def plus(self, seconds: NDArray[np.float64]) -> Row:
-        """Return the row with further durations."""
-        if not len(seconds):
-            return self
-        counts = self.counts + np.bincount(buckets_of(seconds), minlength=BUCKETS)
-        longest = max(self.max_s, float(seconds.max()))
-        return Row(counts, self.total_s + float(seconds.sum()), longest)
+    @classmethod
+    def empty(cls, count: int) -> Rows:
+        """Return so many rows of nothing."""
+        return cls(np.zeros((count, BUCKETS), np.int64), np.zeros(count), np.zeros(count))
 
-    @property
-    def spread(self) -> Spread:
-        """What the row says."""
-        return Spread.of(self.counts, total_s=self.total_s, max_s=self.max_s)
+    def plus(self, rows: Ints, seconds: Floats, *, count: int) -> Rows:
+        """Return `count` rows, with each of `seconds` counted in the row beside it."""
+        counts = np.bincount(rows * BUCKETS + buckets_of(seconds), minlength=count * BUCKETS)
+        counts = counts.reshape(count, BUCKETS)
+        totals: Floats = np.bincount(rows, seconds, count).astype(float)
+        longest = np.zeros(count)
+        np.maximum.at(longest, rows, seconds)
+        old = len(self.totals)
+        counts[:old] += self.counts
+        totals[:old] += self.totals
+        np.maximum(longest[:old], self.longest, out=longest[:old])
+        return Rows(counts, totals, longest)
+
+    def spread(self, row: int) -> Spread:
+        """Return what a row says."""
+        total_s, max_s = float(self.totals[row]), float(self.longest[row])
+        return Spread.of(self.counts[row], total_s=total_s, max_s=max_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,114 +70,143 @@ class Tally:
     started: float | None = None
     last: float = 0.0
     busy_s: float = 0.0
-    wait: Row = field(default_factory=Row)
-    fetch: Row = field(default_factory=Row)
-    """Making a batch, where the data set does not split it into steps."""
-    slots: Row = field(default_factory=Row)
-    workers: tuple[tuple[Row, tuple[float, ...]], ...] = ()
-    """Of each worker: making batches, and its sums."""
+    rows: Rows = field(default_factory=lambda: Rows.empty(_WORKERS))
+    sums: Floats = field(default_factory=lambda: np.zeros((3, 0)))
+    """Of each worker: blocked on input and on output, and bytes."""
     stage: StageFacts | None = None
-    depths: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    depths: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
     """How often so many batches were ready."""
-    open_asks: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    """When the loop asked for the last batches that were counted, and how many of those that it
-    got since were ready then: more may come."""
-    open_depths: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    open_asks: Floats = field(default_factory=lambda: np.empty(0))
+    """When the loop asked for the batches that were counted last."""
+    open_depths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """How many of those that came since were ready at these moments; more may come."""
 
     def plus(self, fresh: Sequence[Delivery]) -> Tally:
         """Return the tally with further deliveries, in their order."""
         if not fresh:
             return self
-        asked = np.array([one.asked for one in fresh])
-        got = np.array([one.got for one in fresh])
-        busy = np.array([one.busy_s for one in fresh])
-        slots = np.array([one.times[3] for one in fresh])
-        has_steps = np.array([bool(one.steps_s) for one in fresh])
-        by_worker = np.array([one.worker for one in fresh])
-        return replace(
-            self._with_depths(asked, np.array([one.ready for one in fresh])),
+        # Turned into columns by C code alone: per delivery, Python's would cost too much.
+        columns = zip(*fresh, strict=True)
+        asks, gots, _, samples, nbytes, copied, made_by, work, times, steps, stages = columns
+        asked, got, busy = np.array(asks), np.array(gots), np.array(work)
+        began, blocked_in, blocked_out, slots = _columns(times, 4)
+        worker, is_whole = np.array(made_by), np.array([_has_none(one) for one in steps])
+        moved = [one for one in stages if one is not None]
+        ready = began + busy
+        if moved:
+            ready = np.array([one.ready for one in fresh])
+        count = max(self.sums.shape[1], int(worker.max()) + 1)
+        tally = replace(
+            self._with_depths(asked, ready),
             batches=self.batches + len(fresh),
-            samples=self.samples + sum(one.samples for one in fresh),
-            nbytes=self.nbytes + sum(one.nbytes for one in fresh),
-            copied=self.copied + sum(one.copied for one in fresh),
+            samples=self.samples + sum(samples),
+            nbytes=self.nbytes + sum(nbytes),
+            copied=self.copied + sum(copied),
             started=float(asked[0]) if self.started is None else self.started,
             last=float(got[-1]),
             busy_s=self.busy_s + float(busy.sum()),
-            wait=self.wait.plus(got - asked),
-            fetch=self.fetch.plus((busy - slots)[~has_steps]),
-            slots=self.slots.plus(slots[slots > 0]),
-            workers=self._workers_with(fresh, by_worker, busy),
-            stage=self._stage_with([one.stage for one in fresh if one.stage is not None]),
+            stage=self._stage_with(moved),
+        )
+        here = worker >= 0
+        rows = (
+            (np.full(len(fresh), _WAIT), got - asked),
+            (np.full(int(is_whole.sum()), _FETCH), (busy - slots)[is_whole]),
+            (np.full(int((slots > 0).sum()), _SLOTS), slots[slots > 0]),
+            (worker[here] + _WORKERS, busy[here]),
+        )
+        numbers, seconds = (np.concatenate(one) for one in zip(*rows, strict=True))
+        return replace(
+            tally,
+            rows=self.rows.plus(numbers, seconds, count=_WORKERS + count),
+            sums=self._sums_with(
+                worker[here],
+                [one[here] for one in (blocked_in, blocked_out, np.array(nbytes))],
+                count,
+            ),
         )
 
-    def _workers_with(
-        self, fresh: Sequence[Delivery], by_worker: NDArray[np.int64], busy: NDArray[np.float64]
-    ) -> tuple[tuple[Row, tuple[float, ...]], ...]:
-        count = max(len(self.workers), int(by_worker.max()) + 1)
-        rows = [*self.workers, *[(Row(), (0.0,) * 4)] * (count - len(self.workers))]
-        sums = np.array([(one.busy_s, one.times[1], one.times[2], one.nbytes) for one in fresh])
-        for worker in set(by_worker.tolist()) - {-1}:
-            here = by_worker == worker
-            row, old = rows[worker]
-            added = sums[here].sum(axis=0).tolist()
-            rows[worker] = row.plus(busy[here]), tuple(map(sum, zip(old, added, strict=True)))
-        return tuple(rows)
+    def _sums_with(self, worker: Ints, added: Sequence[NDArray[Any]], count: int) -> Floats:
+        sums: Floats = np.stack([np.bincount(worker, one, count).astype(float) for one in added])
+        sums[:, : self.sums.shape[1]] += self.sums
+        return sums
 
-    def _stage_with(self, fresh: Sequence[StageTimes]) -> StageFacts | None:
-        if not fresh:
+    def _stage_with(self, moved: Sequence[StageTimes]) -> StageFacts | None:
+        if not moved:
             return self.stage
         old = self.stage or StageFacts(0, 0.0, 0.0, 0.0, 0.0)
-        _, busy, blocked_in, blocked_out, copying = np.array(fresh).sum(axis=0).tolist()
+        _, busy, blocked_in, blocked_out, copying = _columns(moved, 5).sum(axis=1).tolist()
         return StageFacts(
-            batches=old.batches + len(fresh),
+            batches=old.batches + len(moved),
             busy_s=old.busy_s + busy,
             blocked_in_s=old.blocked_in_s + blocked_in,
             blocked_out_s=old.blocked_out_s + blocked_out,
             copying_s=old.copying_s + copying,
         )
 
-    def _with_depths(self, asked: NDArray[np.float64], ready: NDArray[np.float64]) -> Tally:
+    def _with_depths(self, asked: Floats, ready: Floats) -> Tally:
         """Count for each moment of asking how many batches were ready that came at or after it.
 
         What was ready shows only when it is delivered, so the last moments stay open until the
-        next deliveries. No lookup is needed while the loop runs: clocks are the same everywhere.
+        next deliveries. No queue is looked at while the loop runs: clocks are the same everywhere.
         """
         ordered = np.sort(ready)
         older = self.open_depths + np.searchsorted(ordered, self.open_asks, side="right")
         # Those delivered before a batch were ready before it was asked for.
         own = np.searchsorted(ordered, asked, side="right") - np.arange(len(asked))
-        closed = np.clip(older, 0, _DEEPEST)
         return replace(
             self,
-            depths=_sum(self.depths, np.bincount(closed)),
+            depths=_sum(self.depths, np.bincount(np.minimum(older, _DEEPEST))),
             open_asks=asked,
             open_depths=np.maximum(own, 0),
         )
 
     @property
+    def wait(self) -> Spread:
+        """The loop's waits."""
+        return self.rows.spread(_WAIT)
+
+    @property
+    def steps(self) -> dict[str, Spread]:
+        """Steps that workers measure, data sets of any kind: whole batches, and laying them out."""
+        steps = {"fetch": self.rows.spread(_FETCH), "slots": self.rows.spread(_SLOTS)}
+        return {name: spread for name, spread in steps.items() if spread.count}
+
+    @property
     def depth(self) -> Depth:
         """How many batches were ready."""
-        still_open = np.bincount(np.clip(self.open_depths, 0, _DEEPEST))
+        still_open = np.bincount(np.minimum(self.open_depths, _DEEPEST))
         return Depth.of(tuple(_sum(self.depths, still_open).tolist()))
 
+    @property
+    def workers(self) -> tuple[WorkerFacts, ...]:
+        """Those that made batches."""
+        facts = (
+            WorkerFacts(number, int(nbytes), self.rows.spread(_WORKERS + number), taken, given)
+            for number, (taken, given, nbytes) in enumerate(self.sums.T.tolist())
+        )
+        return tuple(one for one in facts if one.batches)
+
     def facts(self) -> dict[str, Any]:
-        """Return the fields of a snapshot that say the same under the same names."""
-        names = ("batches", "samples", "nbytes", "copied", "busy_s", "depth", "stage")
-        facts = {name: getattr(self, name) for name in names}
-        elapsed_s = 0.0 if self.started is None else self.last - self.started
+        """Return the fields of a snapshot that deliveries decide."""
+        names = ("batches", "samples", "nbytes", "copied", "busy_s", "depth", "workers", "stage")
         return {
-            **facts,
-            "elapsed_s": elapsed_s,
-            "waited_s": self.wait.total_s,
-            "workers": tuple(
-                WorkerFacts(worker, int(sums[_BYTES]), row.spread, sums[_IN], sums[_OUT])
-                for worker, (row, sums) in enumerate(self.workers)
-                if row.counts.any()
-            ),
+            **{name: getattr(self, name) for name in names},
+            **waits_of(self.wait),
+            "elapsed_s": 0.0 if self.started is None else self.last - self.started,
         }
 
 
-def _sum(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+def _has_none(steps: Mapping[str, float] | None) -> bool:
+    """Say whether a data set did not split its work into steps; the trainer may have added one."""
+    return not steps or steps.keys() == {"device"}
+
+
+def _columns(rows: Sequence[Sequence[float]], width: int) -> Floats:
+    """Return short tuples as columns; many times faster than numpy does by itself."""
+    return np.fromiter(chain.from_iterable(rows), float, width * len(rows)).reshape(-1, width).T
+
+
+def _sum(a: Ints, b: Ints) -> Ints:
     """Add counts of which one may end earlier."""
     total = np.zeros(max(len(a), len(b)), np.int64)
     total[: len(a)] += a

@@ -243,7 +243,7 @@ class Snapshot:
         stage = self.stage
         if stage is not None and before.stage is not None:
             stage = stage.since(before.stage)
-        counted = ("batches", "samples", "nbytes", "copied", "elapsed_s", "waited_s", "busy_s")
+        counted = ("batches", "samples", "nbytes", "copied", "elapsed_s", "busy_s")
         numbers = {
             name: getattr(self, name) - getattr(before, name)
             for name in (*counted, "deferred", "refused", "failed")
@@ -278,6 +278,7 @@ def waits_of(wait: Spread) -> dict[str, Any]:
     """Return the fields of a snapshot that say what the loop's waits say."""
     return {
         "wait": wait,
+        "waited_s": wait.total_s,
         "wait_p50_s": wait.p50_s,
         "wait_p95_s": wait.p95_s,
         "wait_p99_s": wait.p99_s,
