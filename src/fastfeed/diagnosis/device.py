@@ -66,4 +66,4 @@ def gpu_of(rounds: Rounds, times: Times, device: torch.device) -> Gpu | str:
 
 
 def _steps(seconds: float) -> int:
-    return int(min(_MOST, max(_LEAST, _LOOK_S / max(seconds, 1e-6))))
+    return round(min(_MOST, max(_LEAST, _LOOK_S / max(seconds, 1e-6))))
