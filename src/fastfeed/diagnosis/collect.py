@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # A wake-up is rare on a quiet machine; fewer say nothing of how often it is late.
 _WOKEN: Final = 20
+# Standard deviations in a median deviation.
+_SIGMA: Final = 1.5
 
 
 def times_of(stretches: Mapping[Phase, Stretches]) -> Times:
@@ -41,7 +43,7 @@ def times_of(stretches: Mapping[Phase, Stretches]) -> Times:
 
 def _deviation(values: Sequence[float]) -> float:
     middle = statistics.median(values)
-    return statistics.median(abs(value - middle) for value in values)
+    return _SIGMA * statistics.median(abs(value - middle) for value in values)
 
 
 def waits_of(counted: Counted) -> Waits:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from fastfeed.diagnosis.evidence import Evidence
 
+# Cores that must be at work beside the loop for its step to be slowed by that.
+_AT_WORK: Final = 0.25
 _PRESSED: Final = 0.1
 _SWAPPING_PER_S: Final = 200.0
 _FULL: Final = 0.03
@@ -53,8 +55,10 @@ def feed_losses(evidence: Evidence) -> Iterator[Verdict]:
     """Yield what the wait for input is lost to."""
     times = evidence.times
     lost = max(0.0, 1 - times.cached_s / times.real_s)
-    slower = max(0.0, times.real_s - times.wait_s - times.cached_s) / times.real_s
-    split = _Split(waiting=lost - min(lost, slower), slowed=min(lost, slower))
+    waiting = min(lost, times.wait_s / times.real_s)
+    # A step is slowed by those who work beside it; where nobody does, it is the machine's noise.
+    beside = evidence.feed.other_cpu + sum(one.cpu or 0.0 for one in evidence.feed.workers)
+    split = _Split(waiting=waiting, slowed=lost - waiting if beside >= _AT_WORK else 0.0)
     if split.whole < least_share(evidence):
         return
     for cause in (_memory, _copies, _slow_worker, _gil):
