@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastfeed.storage.answers import check_part, check_plain, check_whole, facts_in, same_tag
+from fastfeed.storage.answers import Facts, check_part, check_plain, check_whole, facts_in, same_tag
 from fastfeed.storage.faults import Fault, fault_of, fault_of_status
 from fastfeed.storage.patience import GaveUp, Patience, jitter, persist
 
@@ -156,8 +156,10 @@ def test_c19_answers():
     check_plain({"Content-Encoding": "identity"})
     with pytest.raises(Fault, match="br"):
         check_whole({"Content-Encoding": "br"})
-    assert facts_in(416, {"Content-Range": "bytes */0"}).size == 0
-    assert facts_in(416, {}).size is None
+    assert facts_in(416, {"Content-Range": "bytes */0"}) == (Facts(0, None), 0)
+    assert facts_in(416, {}) == (Facts(None, None), 0)
+    assert facts_in(206, {"Content-Range": "bytes 0-99/100"}) == (Facts(100, None), 100)
+    assert facts_in(200, {"Content-Length": "9"}) == (Facts(9, None), 0)
     assert same_tag(None, "a")
     assert same_tag("a", None)
     assert not same_tag("a", "b")

@@ -37,7 +37,7 @@ def test_reads_of_s3(bucket, monkeypatch):
     url = bucket.put("a b/x+y.tar", CONTENT)
     with open_storage(url, storage_options=bucket.options) as storage:
         assert storage.size == len(CONTENT)
-        assert storage.read_at(100, 50) == CONTENT[100:150]
+        assert storage.read_at(1100, 50) == CONTENT[1100:1150]
         buffer = np.zeros(len(CONTENT), np.uint8)
         storage.read_into(0, buffer.data)
         assert buffer.tobytes() == CONTENT
@@ -45,6 +45,16 @@ def test_reads_of_s3(bucket, monkeypatch):
     assert read_whole(url, limit=200_000, storage_options=bucket.options) == CONTENT
     with pytest.raises(StorageError, match="more than"):
         read_whole(url, limit=199_999, storage_options=bucket.options)
+
+
+@pytest.mark.parametrize("size", [0, 1, 512, 513])
+def test_small_objects_of_s3(bucket, size):
+    """Objects about as large as the head, and an empty one."""
+    url = bucket.put("small", CONTENT[:size])
+    with open_storage(url, storage_options=bucket.options) as storage:
+        assert storage.size == size
+        assert storage.read_at(0, 1000) == CONTENT[:size]
+    assert read_whole(url, limit=size, storage_options=bucket.options) == CONTENT[:size]
 
 
 def test_c26_missing_objects_and_buckets_of_s3(bucket):
@@ -68,7 +78,7 @@ def test_an_object_of_s3_that_is_replaced(bucket):
     assert storage.size
     bucket.put("x.tar", CONTENT[::-1])
     with pytest.raises(StorageError, match="start again"):
-        storage.read_at(0, 10)
+        storage.read_at(0, 1000)
 
 
 def test_c26_expired_credentials_are_renewed_once(bucket):
@@ -90,13 +100,13 @@ def test_c26_expired_credentials_are_renewed_once(bucket):
         raise ExpiredError
 
     worn._call_s3 = expired
-    assert storage.read_at(5, 5) == CONTENT[5:10]
+    assert storage.read_at(905, 5) == CONTENT[905:910]
     assert connection.filesystem is not worn
     connection.filesystem._call_s3 = expired
     worn._call_s3 = call
     connection.filesystem = Stale(connection.filesystem, connection)
     with pytest.raises(StorageError, match=r"expired.*Renew"):
-        storage.read_at(5, 5)
+        storage.read_at(905, 5)
     connection.filesystem = worn
 
 
@@ -194,7 +204,7 @@ def test_c18_a_child_forked_in_the_middle_of_reads(bucket):
 
     def keep_reading():
         while not stop.is_set():
-            seen.append(storage.read_at(50, 10) == CONTENT[50:60])
+            seen.append(storage.read_at(850, 10) == CONTENT[850:860])
 
     threads = [threading.Thread(target=keep_reading) for _ in range(3)]
     for thread in threads:
@@ -203,7 +213,7 @@ def test_c18_a_child_forked_in_the_middle_of_reads(bucket):
         for _ in range(5):
             child = os.fork()
             if child == 0:
-                os._exit(0 if storage.read_at(70, 10) == CONTENT[70:80] else 1)
+                os._exit(0 if storage.read_at(870, 10) == CONTENT[870:880] else 1)
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     finally:
         stop.set()

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 from fastfeed.storage.faults import Fault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
+
+HEAD = 512
+"""Bytes from the start that are asked for with the facts: they say whether a tar is compressed."""
 
 _RANGE = re.compile(r"bytes\s+(\d+)-(\d+)/(\d+|\*)")
 _UNSATISFIED = re.compile(r"bytes\s+\*/(\d+)")
@@ -101,14 +104,16 @@ def check_whole(headers: Mapping[str, str]) -> Facts:
     return Facts(int(length) if length.isdecimal() else None, tag_in(headers))
 
 
-def facts_in(status: int, headers: Mapping[str, str]) -> Facts:
-    """Return what an answer to a request for the first byte says of the object."""
+def facts_in(status: int, headers: Mapping[str, str]) -> tuple[Facts, int]:
+    """Return what an answer to a request for the head says of the object, and the head's size."""
     if status == 206:
-        return check_part(headers, offset=0, size=1)
+        match = _RANGE.fullmatch(headers.get("Content-Range", "").strip())
+        size = min(HEAD, int(match[2]) + 1) if match else HEAD
+        return check_part(headers, offset=0, size=size), size
     if status == 416:  # an empty object has no first byte
         match = _UNSATISFIED.fullmatch(headers.get("Content-Range", "").strip())
-        return Facts(int(match[1]) if match else None, tag_in(headers))
-    return check_whole(headers)
+        return Facts(int(match[1]) if match else None, tag_in(headers)), 0
+    return check_whole(headers), 0
 
 
 def check_plain(headers: Mapping[str, str]) -> None:
@@ -131,3 +136,24 @@ def tag_in(headers: Mapping[str, str]) -> str | None:
 def same_tag(known: str | None, found: str | None) -> bool:
     """Say whether two tags may be of the same bytes; a tag that nobody knows tells nothing."""
     return known is None or found is None or known == found
+
+
+def expect_tag(tag: str | None, facts: Facts) -> None:
+    """Fault if an answer is of another version than the one with this tag."""
+    if not same_tag(tag, facts.tag):
+        raise Fault("changed", f"the object has changed: its tag was {tag}, and is {facts.tag}")
+
+
+def too_large(limit: int) -> Fault:
+    """Return the fault of a file that is larger than it may be."""
+    return Fault("refused", f"it has more than {limit:,} bytes", way_out="Check what it is")
+
+
+async def collect(chunks: AsyncIterator[bytes], limit: int) -> bytes:
+    """Return all of a body; Fault if that is more than `limit` bytes."""
+    content = bytearray()
+    async for chunk in chunks:
+        content += chunk
+        if len(content) > limit:
+            raise too_large(limit)
+    return bytes(content)

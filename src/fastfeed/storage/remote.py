@@ -51,6 +51,7 @@ class RemoteFile:
         self._shown = shown(url)
         self._patience = patience or Patience()
         self._facts = facts
+        self._head = b""
         self._closed = False
 
     @property
@@ -82,7 +83,10 @@ class RemoteFile:
 
     def read_at(self, offset: int, size: int, /) -> bytes:
         """Return `size` bytes at `offset`; fewer only if the object ends before."""
-        buffer = bytearray(max(0, min(size, self.size - offset)))
+        nbytes = max(0, min(size, self.size - offset))
+        if offset >= 0 and offset + nbytes <= len(self._head):
+            return self._head[offset : offset + nbytes]
+        buffer = bytearray(nbytes)
         self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
@@ -219,7 +223,10 @@ class RemoteFile:
             raise GaveUp(Fault("changed", "the object changed between two requests"), 1, 0.0)
 
     def _ask(self) -> Facts:
-        return self._try(lambda wire, seconds, idle: wire.facts(seconds=seconds, idle=idle))
+        found, head = self._try(lambda wire, seconds, idle: wire.facts(seconds=seconds, idle=idle))
+        if self._facts is None or self._facts.tag == found.tag:
+            self._head = head
+        return found
 
     def _try(self, work: Callable[[Wire, float, float], T], *, size: int = 0) -> T:
         """Send requests until one succeeds; GaveUp if none does."""
