@@ -12,7 +12,6 @@ from fastfeed.options import AutoWorkers
 from fastfeed.tuner.decision import Decision
 from fastfeed.workforce import Workforce
 
-
 # The machine that tests may have fewer cores than the workers that are asked for here.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
