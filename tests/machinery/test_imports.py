@@ -18,7 +18,7 @@ ORDER = [
     {"version", "errors"},
     {"topology", "stats", "plan", "shardfile", "resume", "tuner"},
     {"options"},
-    {"policy", "storage", "fields", "transform", "doctor"},
+    {"policy", "storage", "fields", "transform", "doctor", "exports"},
     {"staging"},
     {"reading", "sampler", "decoding", "slots"},
     {"collating"},
@@ -29,7 +29,7 @@ ORDER = [
     {"workers", "threads", "dataset"},
     {"iteration", "arguments"},
     {"loader"},
-    {"integrations"},
+    {"integrations", "diagnosis"},
 ]
 # Library -> where it may be imported.
 DOORS = {
