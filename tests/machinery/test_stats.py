@@ -13,8 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfeed.stats import Delivery, Spread, StageTimes, Stats, Waits, describe
+from fastfeed.stats.tally import line_of
 
 DURATIONS = st.lists(st.floats(0, 1000), min_size=1, max_size=600)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_at_once():
+    """Count after a hundred deliveries or so, to see what happens from one time to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fastfeed.stats.collect._AT_ONCE", 100 * len(line_of(delivery(0))))
+        patch.setattr("fastfeed.stats.histogram._AT_ONCE", 100)
+        yield
 
 
 def delivery(number, *, asked=None, wait=0.001, worker=0, busy=0.002, ready=None, **more):
@@ -103,7 +113,7 @@ def test_deliveries_counted_together_are_those_counted_one_by_one(given_):
         assert one.blocked_out_s == pytest.approx(0.001 * len(mine))
 
 
-@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 3)), min_size=1, max_size=600))
+@given(st.lists(st.tuples(st.floats(0.05, 5), st.floats(0, 3)), min_size=1, max_size=600))
 def test_depth_counts_what_was_ready_at_each_moment_of_asking(given_):
     """A batch counts at every moment of asking between its being ready and its delivery."""
     deliveries, asks, ready_at = [], [], []

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastfeed.stats.histogram import BUCKETS, Spread, buckets_of
-from fastfeed.stats.values import Depth, StageFacts, WorkerFacts, waits_of
+from fastfeed.stats.values import (
+    Delivery,
+    Depth,
+    StageFacts,
+    StageTimes,
+    Times,
+    WorkerFacts,
+    waits_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
-
-    from fastfeed.stats.values import Delivery, StageTimes
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.int64]
 
 # Rows of durations; from _WORKERS on each worker has one, of making batches.
 _WAIT, _FETCH, _SLOTS, _WORKERS = range(4)
+# Of a delivery's line: where its times begin, and how long it is.
+_TIMES = Delivery._fields.index("times")
+_WIDTH = _TIMES + len(Times._fields) + 1 + len(StageTimes._fields)
+_AS_BYTES = Struct(f"{_WIDTH}d")
+_NO_STEPS, _STEPS = (1.0,), (0.0,)
+_NO_STAGE = (0.0,) * len(StageTimes._fields)
 # More batches ready than this are counted as this many.
 _DEEPEST = 1023
 
@@ -81,48 +93,36 @@ class Tally:
     open_depths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """How many of those that came since were ready at these moments; more may come."""
 
-    def plus(self, fresh: Sequence[Delivery]) -> Tally:
-        """Return the tally with further deliveries, in their order."""
-        if not fresh:
+    def plus(self, lines: bytes | bytearray) -> Tally:
+        """Return the tally with the lines of further deliveries, in their order."""
+        if not lines:
             return self
-        # Turned into columns by C code alone: per delivery, Python's would cost too much.
-        columns = zip(*fresh, strict=True)
-        asks, gots, _, samples, nbytes, copied, made_by, work, times, steps, stages = columns
-        asked, got, busy = np.array(asks), np.array(gots), np.array(work)
-        began, blocked_in, blocked_out, slots = _columns(times, 4)
-        worker, is_whole = np.array(made_by), np.array([_has_none(one) for one in steps])
-        moved = [one for one in stages if one is not None]
-        ready = began + busy
-        if moved:
-            ready = np.array([one.ready for one in fresh])
+        fresh = np.frombuffer(lines).reshape(-1, _WIDTH).T
+        asked, got, _, samples, nbytes, copied, by_worker, busy = fresh[:_TIMES]
+        began, blocked_in, blocked_out, slots, is_whole, moved, moving = fresh[_TIMES : _TIMES + 7]
+        worker, whole = by_worker.astype(np.int64), is_whole > 0
         count = max(self.sums.shape[1], int(worker.max()) + 1)
-        tally = replace(
-            self._with_depths(asked, ready),
-            batches=self.batches + len(fresh),
-            samples=self.samples + sum(samples),
-            nbytes=self.nbytes + sum(nbytes),
-            copied=self.copied + sum(copied),
-            started=float(asked[0]) if self.started is None else self.started,
-            last=float(got[-1]),
-            busy_s=self.busy_s + float(busy.sum()),
-            stage=self._stage_with(moved),
-        )
         here = worker >= 0
         rows = (
-            (np.full(len(fresh), _WAIT), got - asked),
-            (np.full(int(is_whole.sum()), _FETCH), (busy - slots)[is_whole]),
+            (np.full(len(asked), _WAIT), got - asked),
+            (np.full(int(whole.sum()), _FETCH), (busy - slots)[whole]),
             (np.full(int((slots > 0).sum()), _SLOTS), slots[slots > 0]),
             (worker[here] + _WORKERS, busy[here]),
         )
         numbers, seconds = (np.concatenate(one) for one in zip(*rows, strict=True))
+        added = [one[here] for one in (blocked_in, blocked_out, nbytes)]
         return replace(
-            tally,
+            self._with_depths(asked, np.where(moved > 0, moved + moving, began + busy)),
+            batches=self.batches + len(asked),
+            samples=self.samples + int(samples.sum()),
+            nbytes=self.nbytes + int(nbytes.sum()),
+            copied=self.copied + int(copied.sum()),
+            started=float(asked[0]) if self.started is None else self.started,
+            last=float(got[-1]),
+            busy_s=self.busy_s + float(busy.sum()),
             rows=self.rows.plus(numbers, seconds, count=_WORKERS + count),
-            sums=self._sums_with(
-                worker[here],
-                [one[here] for one in (blocked_in, blocked_out, np.array(nbytes))],
-                count,
-            ),
+            sums=self._sums_with(worker[here], added, count),
+            stage=self._stage_with(fresh[_TIMES + 5 :, moved > 0]),
         )
 
     def _sums_with(self, worker: Ints, added: Sequence[NDArray[Any]], count: int) -> Floats:
@@ -130,13 +130,13 @@ class Tally:
         sums[:, : self.sums.shape[1]] += self.sums
         return sums
 
-    def _stage_with(self, moved: Sequence[StageTimes]) -> StageFacts | None:
-        if not moved:
+    def _stage_with(self, moved: Floats) -> StageFacts | None:
+        if not moved.size:
             return self.stage
         old = self.stage or StageFacts(0, 0.0, 0.0, 0.0, 0.0)
-        _, busy, blocked_in, blocked_out, copying = _columns(moved, 5).sum(axis=1).tolist()
+        _, busy, blocked_in, blocked_out, copying = moved.sum(axis=1).tolist()
         return StageFacts(
-            batches=old.batches + len(moved),
+            batches=old.batches + moved.shape[1],
             busy_s=old.busy_s + busy,
             blocked_in_s=old.blocked_in_s + blocked_in,
             blocked_out_s=old.blocked_out_s + blocked_out,
@@ -196,14 +196,18 @@ class Tally:
         }
 
 
-def _has_none(steps: Mapping[str, float] | None) -> bool:
-    """Say whether a data set did not split its work into steps; the trainer may have added one."""
-    return not steps or steps.keys() == {"device"}
+def line_of(one: Delivery) -> bytes:
+    """Return a delivery as numbers in bytes.
 
-
-def _columns(rows: Sequence[Sequence[float]], width: int) -> Floats:
-    """Return short tuples as columns; many times faster than numpy does by itself."""
-    return np.fromiter(chain.from_iterable(rows), float, width * len(rows)).reshape(-1, width).T
+    Objects that are kept are looked at by the garbage collector again and again, which takes
+    several times longer than to count them.
+    """
+    # A data set that does not split its work has no steps but the one that the trainer added.
+    steps = one.steps_s
+    is_whole = _NO_STEPS if not steps or steps.keys() == {"device"} else _STEPS
+    stage = one.stage
+    rest: tuple[float, ...] = is_whole + (_NO_STAGE if stage is None else stage)
+    return _AS_BYTES.pack(*(one[:_TIMES] + one.times + rest))
 
 
 def _sum(a: Ints, b: Ints) -> Ints:
