@@ -393,7 +393,7 @@ def test_single_bottlenecks(evidence, name):
 
 @pytest.mark.parametrize("job", SINGLE)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_single_bottlenecks_with_noise(job, data):
     """Figures that are off by some per cent, each its own, change no first verdict."""
     evidence, name = SINGLE[job]
