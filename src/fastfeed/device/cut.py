@@ -135,7 +135,8 @@ def normalize(
         exact = levels.to(torch.float32).div_(255.0)
         out.copy_(exact.sub_(told[0].view(shape)).div_(told[1].view(shape)))
         return
-    launch_normalize(kernels, levels, told, out)
+    with torch.cuda.device(out.device):  # Triton goes by the current device, as torch does not
+        launch_normalize(kernels, levels, told, out)
 
 
 def launch_normalize(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+# Torch before 2.8 has no type for it.
+_CUDA_ERROR: type[Exception] | None = getattr(torch, "AcceleratorError", None)
 _RELAXED = 2
 _REGISTERED_ALREADY = 712
 
@@ -96,7 +98,9 @@ class CudaDevice:
         try:
             with torch.cuda.stream(self._stream):
                 yield
-        except (torch.cuda.OutOfMemoryError, torch.AcceleratorError) as error:
+        except Exception as error:
+            if not _is_of_cuda(error):
+                raise
             raise explain(error, self._target) from error
 
     def mark(self) -> Mark:
@@ -136,6 +140,14 @@ class _Event:
             self.event.synchronize()
         except RuntimeError as error:
             raise explain(error, self._target) from error
+
+
+def _is_of_cuda(error: Exception) -> bool:
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return True
+    if _CUDA_ERROR is None:
+        return type(error) is RuntimeError and "CUDA" in str(error)
+    return isinstance(error, _CUDA_ERROR)
 
 
 def explain(error: Exception, target: torch.device) -> DeviceError:

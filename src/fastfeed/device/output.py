@@ -84,7 +84,7 @@ class Output:
                 self._fixed.append(out)
             return out
         out = self._fixed[turn]
-        if out.shape != leaf.shape or out.dtype != dtype or out.stride() != leaf.stride():
+        if out.shape != leaf.shape or out.dtype != dtype:
             raise OptionError(
                 f'output="static": a batch holds {list(leaf.shape)} of {dtype} where the first had '
                 f"{list(out.shape)} of {out.dtype}",
