@@ -133,7 +133,12 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         if self._mover is None:
             return batch
         made = time.perf_counter()
-        batch, report = self._move(batch)
+        try:
+            batch, report = self._move(batch)
+        except EmptyBatchError:
+            if self._shards is not None:
+                self._shards.fastfeed_report(self._mover.take_report(), self._stats)
+            raise
         if not self._steps_s:
             self._steps_s = {"fetch": made - started}
             self._stats.spent("fetch", made - started)

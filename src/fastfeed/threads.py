@@ -68,12 +68,12 @@ class ThreadPool:
 
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
         """Have a worker begin an epoch."""
-        self._must_be_here()
+        self._must_be_open()
         self._jobs[worker].put(Job(generation, None, None, 0, [], told))
 
     def send(self, worker: int, ask: Ask) -> None:
         """Give a worker a job."""
-        self._must_be_here()
+        self._must_be_open()
         job = Job(ask.generation, ask.number, ask.index, ask.epoch, [], share=ask.share)
         self._jobs[worker].put(job)
 
@@ -82,7 +82,7 @@ class ThreadPool:
 
         Threads catch all that is raised in them, so one always comes.
         """
-        self._must_be_here()
+        self._must_be_open()
         try:
             return self._results.get(timeout=timeout)
         except queue.Empty:
@@ -95,11 +95,15 @@ class ThreadPool:
         """Have a `receive` that waits in another thread return None."""
         self._results.put(None)
 
-    def _must_be_here(self) -> None:
+    def _must_be_open(self) -> None:
         if os.getpid() != self._pid:
             raise WorkerError(
                 "the threads of this iterator stayed behind in the process that was forked",
                 way_out="Make the iterator after the fork",
+            )
+        if self._ending.is_set():
+            raise WorkerError(
+                "the workers of this iterator have ended", way_out="Make a new iterator"
             )
 
     def close(self, *, grace_s: float = _GRACE_S) -> None:

@@ -18,6 +18,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Pipe, wait
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from fastfeed.process import REPORT_S, Plan, WorkerProcess
 from fastfeed.worker import READY, Job, Result, without_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
 
@@ -126,8 +127,7 @@ class WorkerPool:
 
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
         """Have a worker begin an epoch; `told` is what the user told the data set that it is."""
-        self._must_be_open()
-        with self._lock:
+        with self._opened():
             free = self._workers[worker].lender.returned()
             self._post(worker, Job(generation, None, None, 0, free, told))
 
@@ -136,11 +136,21 @@ class WorkerPool:
 
         A worker that is dead gets nothing; `receive` says so, after what it sent before.
         """
-        self._must_be_open()
-        with self._lock:
+        with self._opened():
             free = self._workers[worker].lender.returned()
             job = Job(ask.generation, ask.number, ask.index, ask.epoch, free, share=ask.share)
             self._post(worker, job)
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """Keep another thread from ending the workers between the look whether they live and a job.
+
+        Raises WorkerError if they have ended.
+        """
+        self._must_be_open()  # in a fork the lock may have been copied closed
+        with self._lock:
+            self._must_be_open()
+            yield
 
     def _post(self, worker: int, job: Job) -> None:
         try:
@@ -318,10 +328,13 @@ class WorkerPool:
         """
         if self.closed:
             return
-        self._closed = True
-        for own in self._workers:
-            own.channel.hang_up()
-            own.lender.close()
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for own in self._workers:
+                own.channel.hang_up()
+                own.lender.close()
         for seconds, end in ((grace_s, None), (_TERM_S, "terminate"), (_TERM_S, "kill")):
             living = [own for own in self._workers if own.process.exitcode is None]
             if end is not None:

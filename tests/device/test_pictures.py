@@ -15,6 +15,7 @@ import torch
 from PIL import Image as Pillow
 
 import fastfeed as ff
+from fastfeed.device.cut import cut_into
 from fastfeed.device.decoders.choose import Choice
 
 ROOT = Path(__file__).parents[2]
@@ -227,17 +228,19 @@ def test_a_broken_picture_is_substituted(broken, use_decoder, workers):
     assert dataset.bad_count == 1
 
 
-def test_a_whole_batch_of_broken_pictures_is_passed_over(tmp_path, use_decoder):
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_whole_batch_of_broken_pictures_is_passed_over(tmp_path, use_decoder, workers):
     """If nothing is left of a batch the next one comes."""
     samples = [{"jpg": jpeg(i), "cls": str(i).encode()} for i in range(8)]
     for sample in samples[:4]:
-        sample["jpg"] = sample["jpg"][:300] + b"\xff\xd9"
+        sample["jpg"] = sample["jpg"][: len(sample["jpg"]) // 2] + b"\xff\xd9"
     path = write(tmp_path / "half-000000.tar", samples)
-    use_decoder(FakeDecoder())
+    decoder = use_decoder(FakeDecoder())
     dataset = ff.ShardDataset(str(path), LABELLED, on_error="skip")
-    loader = ff.DataLoader(dataset, batch_size=4, device="cuda", decode="gpu", num_workers=1)
+    loader = ff.DataLoader(dataset, batch_size=4, device="cuda", decode="gpu", num_workers=workers)
     assert [b["y"].tolist() for b in loader] == [[4, 5, 6, 7]]
     assert dataset.bad_count == 4
+    assert decoder.calls == 2
 
 
 def test_raw_pixels_are_cut_on_the_device(tmp_path, use_decoder):
@@ -276,3 +279,59 @@ def test_orientations(tmp_path, use_decoder, orientation):
             )
         )
         assert (ours["image"].int() - theirs["image"].int()).abs().max() <= 1
+
+
+def test_a_lost_decoder_gets_no_more_pictures(mixed, use_decoder):
+    """Without workers too, pictures after the loss are left to nobody but the CPU."""
+    decoder = use_decoder(FakeDecoder(raises=True))
+    theirs, _ = collect(mixed, fields())
+    ours, loader = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=0)
+    same(ours, theirs, levels=0)
+    assert decoder.calls == 1
+    assert loader.stats().failed == 8
+
+
+def test_iterators_share_the_decoder_in_turns(mixed, use_decoder, monkeypatch):
+    """Two iterators of one loader: what one has decoded is cut before the other decodes."""
+    locked = []
+
+    class Watched(FakeDecoder):
+        def decode(self, encoded):
+            locked.append(loader._device_path._turns.locked())
+            return super().decode(encoded)
+
+    def cut(*about, **how):
+        locked.append(loader._device_path._turns.locked())
+        cut_into(*about, **how)
+
+    use_decoder(Watched())
+    monkeypatch.setattr("fastfeed.device.stage.cut_into", cut)
+    dataset = ff.ShardDataset(str(mixed), LABELLED)
+    loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=1)
+    for one, other in zip(loader, loader, strict=True):
+        assert one["y"].tolist() == other["y"].tolist()
+    assert locked
+    assert all(locked)
+
+
+def test_static_output_takes_gray_pictures_of_either_side(tmp_path, use_decoder):
+    """One channel has strides that mean nothing, and differ by who decoded: no other batch."""
+    samples = [{"jpg": jpeg(i, mode="L"), "cls": b"1"} for i in range(8)]
+    for sample in samples[4:]:  # of a kind that the GPU does not do
+        file = io.BytesIO()
+        Pillow.open(io.BytesIO(sample["jpg"])).save(file, "png")
+        sample["jpg"] = file.getvalue()
+    path = write(tmp_path / "gray-000000.tar", samples)
+    use_decoder(FakeDecoder())
+    described = {"image": ff.Image("jpg", ff.Resize((20, 30)), mode="L")}
+    theirs = list(ff.DataLoader(ff.ShardDataset(str(path), described), batch_size=4))
+    loader = ff.DataLoader(
+        ff.ShardDataset(str(path), described),
+        batch_size=4,
+        device="cuda",
+        decode="gpu",
+        output="static",
+        num_workers=1,
+    )
+    for ours, other in zip(loader, theirs, strict=True):
+        assert (ours["image"].int() - other["image"].int()).abs().max() <= 1

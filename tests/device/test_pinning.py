@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -43,9 +44,9 @@ def region(base, capacity=512 * MIB):
 def settled(pinner):
     """Wait until all that was asked for has been done."""
     pinner._jobs.put(None)
-    if pinner._thread is not None:
-        pinner._thread.join()
-    pinner._thread = None
+    if pinner.thread is not None:
+        pinner.thread.join()
+    pinner.thread = None
 
 
 def test_the_first_piece_has_room_for_a_workers_batches():
@@ -122,6 +123,23 @@ def bytes_at(tensor, borders):
     return pinner
 
 
+def test_borders_are_known_before_memory_is_registered():
+    """A copy that is asked for while the driver registers a piece does not reach over its end."""
+    device, go_on = Pins(), threading.Event()
+    pin = device.pin
+    device.pin = lambda *piece: go_on.wait(60) and pin(*piece)
+    pinner = Pinner(device, budget=1 << 30)
+    for stop in (8 * MIB, 16 * MIB):
+        pinner.use(region(1 << 40), stop)
+    try:
+        assert list(pinner.pieces(1 << 40, 16 * MIB)) == [(0, 8 * MIB), (8 * MIB, 16 * MIB)]
+    finally:
+        go_on.set()
+    settled(pinner)
+    pinner.close()
+    assert device.pinned == {}
+
+
 @given(st.lists(st.integers(1, 3999), unique=True).map(sorted), st.booleans())
 def test_pieces_make_the_whole(borders, last):
     """However many borders there are, a tensor arrives whole, whatever its strides."""
@@ -135,8 +153,8 @@ def test_pieces_make_the_whole(borders, last):
 def test_decoders_never_see_a_border():
     """Encoded bytes over two pieces go to the decoder as a copy: its own copies know no pieces."""
     data = torch.arange(200, dtype=torch.uint8)
-    whole = Stage(Pins(), pinner=bytes_at(data, [300]))._in_one_piece(data)
-    apart = Stage(Pins(), pinner=bytes_at(data, [100]))._in_one_piece(data)
+    whole = Transfer(Pins(), bytes_at(data, [300])).in_one_piece(data)
+    apart = Transfer(Pins(), bytes_at(data, [100])).in_one_piece(data)
     assert whole.data_ptr() == data.data_ptr()
     assert apart.data_ptr() != data.data_ptr()
     assert torch.equal(apart, data)

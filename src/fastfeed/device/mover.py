@@ -8,21 +8,31 @@ if TYPE_CHECKING:
     from fastfeed.device.output import Output
     from fastfeed.device.stage import Stage
     from fastfeed.policy import FeedReport
+    from fastfeed.tuner.split import SplitTuner
 
 
 class Mover:
-    """A stage and an output in the consumer's thread; `share` is what the GPU decodes."""
+    """A stage and an output in the consumer's thread."""
 
-    def __init__(self, stage: Stage, output: Output, share: float) -> None:
+    def __init__(self, stage: Stage, output: Output, tuner: SplitTuner) -> None:
         self._stage = stage
         self._output = output
-        self.share = share
+        self._tuner = tuner
+
+    @property
+    def share(self) -> float:
+        """Share of the pictures that the GPU decodes; none once its decoder was given up."""
+        return self._tuner.share
 
     def move(self, batch: Any) -> tuple[Any, FeedReport]:
         """Return a batch on the device, and what was met on the way.
 
-        Raises EmptyBatchError if all of its samples were bad and left out.
+        Raises EmptyBatchError if all of its samples were bad and left out; `take_report` has them.
         """
         moved = self._stage.move(batch)
         moved.mark.wait()  # the host's memory is let go
         return self._output.deliver(moved), moved.report
+
+    def take_report(self) -> FeedReport:
+        """Return what was met in a batch of which nothing was left."""
+        return self._stage.take_report()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -97,6 +98,7 @@ class DevicePath:
         self._source = source
         self.side: DeviceSide | None = None
         self.decoder: PictureDecoder | None = None
+        self._turns = threading.Lock()  # two iterators may be alive, and there is one decoder
         self.pinner: Pinner | None = None
         """Of the last iterator."""
         self.rejected: tuple[tuple[str, str], ...] = ()
@@ -160,7 +162,12 @@ class DevicePath:
         """Return what moves batches; for one thread."""
         repair = None if self.side is None else CpuRepair(self._source.dataset, self.side)
         return Stage(
-            self.device, pinner=pinner, decoder=self.decoder, repair=repair, lost=self._lose_decoder
+            self.device,
+            pinner=pinner,
+            decoder=self.decoder,
+            repair=repair,
+            turns=self._turns,
+            lost=self._lose_decoder,
         )
 
     def _lose_decoder(self, why: str) -> None:
@@ -183,7 +190,7 @@ class DevicePath:
 
     def mover(self) -> Mover:
         """Return what moves batches one by one, for a loop without workers."""
-        return Mover(self.stage(), self.output, self.tuner.share)
+        return Mover(self.stage(), self.output, self.tuner)
 
     def pool(self, workers: Pool, *, prefetch: int) -> DevicePool:
         """Return the workers with a stage behind them."""

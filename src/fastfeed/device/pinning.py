@@ -39,9 +39,13 @@ class Pinner:
         _living.add(self)
         self._asked: dict[int, int] = {}  # region's base -> bytes asked for
         self._regions: dict[int, Region] = {}  # kept, for their memory is registered
-        self._borders: dict[int, list[int]] = {}  # base -> ends of the registered pieces
+        # Base -> ends of the pieces asked for, known before one is registered: a copy that is
+        # given to the device in that moment must not reach over its end either.
+        self._borders: dict[int, list[int]] = {}
+        self._pinned: list[int] = []  # where registered pieces begin
         self._jobs: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
+        """The one that registers, once there is something to do."""
         self.nbytes = 0
         """Bytes that are registered."""
         self.refused: str | None = None
@@ -62,9 +66,10 @@ class Pinner:
             return
         self._asked[region.base] = stop
         self._regions[region.base] = region
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="fastfeed-pin", daemon=True)
-            self._thread.start()
+        self._borders.setdefault(region.base, []).append(region.base + stop)
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._run, name="fastfeed-pin", daemon=True)
+            self.thread.start()
         self._jobs.put((region.base, asked, stop))
 
     @property
@@ -94,7 +99,7 @@ class Pinner:
             base, start, stop = job
             why = None if self.refused else self._device.pin(base + start, stop - start)
             if self.refused is None and why is None:
-                self._borders.setdefault(base, []).append(base + stop)
+                self._pinned.append(base + start)
                 self.nbytes += stop - start
             elif why is not None:
                 self._refuse(why)
@@ -111,15 +116,13 @@ class Pinner:
 
     def close(self) -> None:
         """Undo all registrations; no copy may be under way."""
-        if self._thread is not None:
+        if self.thread is not None:
             self._jobs.put(None)
-            self._thread.join()
+            self.thread.join()
         self.refused = self.refused or "the workers have ended"
-        for base, borders in self._borders.items():
-            start = base
-            for border in borders:
-                self._device.unpin(start)
-                start = border
+        for address in self._pinned:
+            self._device.unpin(address)
+        self._pinned.clear()
         self._borders.clear()
         self._regions.clear()
         self._asked.clear()

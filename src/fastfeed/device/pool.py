@@ -14,10 +14,11 @@ import queue
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from fastfeed.errors import DeviceError, EmptyBatchError
+from fastfeed.errors import DeviceError, EmptyBatchError, WorkerError
 from fastfeed.indices import count_samples
 from fastfeed.policy import FeedReport
 from fastfeed.stats import StageTimes
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fastfeed.arrival import Arrival, Ask, Opened, Pool
+    from fastfeed.device.device import Mark
     from fastfeed.device.output import Output
     from fastfeed.device.share import Share
     from fastfeed.device.stage import Moved, Stage
@@ -46,9 +48,9 @@ class State(Enum):
     ARRIVED = "arrived"
     """On the host."""
     STAGED = "staged"
-    """On the device, or failed on the way."""
+    """On the device."""
     TAKEN = "taken"
-    """Given to the loop, or given up."""
+    """Given to the loop, or given up; or nothing of it came to the device."""
 
 
 class DeviceArrival:
@@ -100,7 +102,9 @@ class DeviceArrival:
         if failed is not None or not self.has_batch:
             return failed
         self._pool.await_staged(self)
-        return self.raised
+        # Its traceback leads to us and to the slot: together they would wait for the collector.
+        raised, self.raised = self.raised, None
+        return raised
 
     def open(self, *, prefetch: int) -> Opened:  # noqa: ARG002 - it has left the host
         """Return the batch, for the current stream."""
@@ -126,7 +130,7 @@ class DevicePool:
         self._results: queue.SimpleQueue[DeviceArrival | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._change = threading.Condition()
-        self._waiting: dict[int, DeviceArrival] = {}  # arrived, by number
+        self._waiting: dict[int, DeviceArrival] = {}  # arrived, by identity
         self._wanted: DeviceArrival | None = None
         self._staged = 0
         self._ending = False
@@ -144,20 +148,30 @@ class DevicePool:
 
     @property
     def closed(self) -> bool:
-        """Whether the workers were stopped."""
+        """Whether the workers were stopped, or are another process's."""
         # A failure that is still to be received is no end: the results before it come first.
-        return self._ending or (self._inner.closed and self._failure is None)
+        return self._ending or os.getpid() != self._pid
 
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
-        """Have a worker begin an epoch."""
-        self._inner.begin(worker, generation=generation, told=told)
+        """Have a worker begin an epoch; a dead one does not, `receive` says so in its turn."""
+        self._must_be_open()
+        self._tell(lambda: self._inner.begin(worker, generation=generation, told=told))
 
     def send(self, worker: int, ask: Ask) -> None:
-        """Give a worker a job; a dead pool gets none, `receive` says so in its turn."""
-        if self._failure is None:
-            samples = count_samples(ask.index)
-            share = self._share.ask(ask.generation, ask.number, samples=samples)
-            self._inner.send(worker, ask._replace(share=share))
+        """Give a worker a job; a dead one gets none, `receive` says so in its turn."""
+        self._must_be_open()
+        samples = count_samples(ask.index)
+        share = self._share.ask(ask.generation, ask.number, samples=samples)
+        self._tell(lambda: self._inner.send(worker, ask._replace(share=share)))
+
+    def _tell(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        except WorkerError:
+            return  # the receiver has met the end of the workers, and results before it come first
+        except BaseException:
+            self.close()  # as the workers are: a message may be half sent
+            raise
 
     def name_steps(self, named: Callable[[str, Any], Any]) -> None:
         """Have the stage's step marked as exports asked for, by `Stats.named`."""
@@ -165,17 +179,27 @@ class DevicePool:
 
     def receive(self, timeout: float | None) -> DeviceArrival | None:
         """Return the next result, waiting for it; None if the time is over."""
+        self._must_be_open()
         with self._share.waiting():
             try:
                 arrival = self._results.get(timeout=timeout)
             except queue.Empty:
                 return None
         if arrival is None:
-            self._results.put(None)  # the end stays the end
-            if self._failure is not None:
-                self.close()
-                raise self._failure
+            self.close()
+            self._must_be_open()  # says why it is not
         return arrival
+
+    def _must_be_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise WorkerError(
+                f"this iterator belongs to process {self._pid}, of which this one is a fork",
+                way_out="Make the iterator after the fork",
+            )
+        if self._ending:
+            raise self._failure or WorkerError(
+                "the workers of this iterator have ended", way_out="Make a new iterator"
+            )
 
     def watch_for_interrupts(self) -> None:
         """Nothing stands behind this pool."""
@@ -188,6 +212,12 @@ class DevicePool:
         """End the threads, then the workers; does nothing the second time."""
         if os.getpid() != self._pid:  # a fork has neither our threads nor our device
             return
+        pinner = self._stage.pinner
+        own = {self._receiver, self._stager, None if pinner is None else pinner.thread}
+        if threading.current_thread() in own:
+            # The garbage collector has ended the iterator here. No thread can wait for itself.
+            threading.Thread(target=self.close, kwargs=grace, name="fastfeed-close").start()
+            return
         with self._change:
             if self._ending:
                 return
@@ -196,17 +226,18 @@ class DevicePool:
         if not self._inner.closed:
             self._inner.interrupt()
         for thread in (self._receiver, self._stager):
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
         self._waiting.clear()
         self._inner.close(**grace)
-        if self._stage.pinner is not None:
-            self._stage.pinner.close()
+        if pinner is not None:
+            pinner.close()
 
     # What arrivals ask for
 
     def await_staged(self, arrival: DeviceArrival) -> None:
         """Wait until a batch is on the device; it goes first."""
+        if self.closed and not arrival.staged.is_set():
+            self._must_be_open()
         with self._change:
             self._wanted = arrival
             self._change.notify_all()
@@ -234,6 +265,8 @@ class DevicePool:
 
     def give_up(self, arrival: DeviceArrival) -> None:
         """Let go of a batch, wherever it is."""
+        if os.getpid() != self._pid:  # the lock may have been copied closed
+            return
         result = arrival.result
         self._share.forget(result.generation, result.number)
         with self._change:
@@ -244,7 +277,7 @@ class DevicePool:
         if not self._ending:
             self._wait(arrival)  # the stage has begun with it
         self._leave(arrival)
-        arrival.moved = None
+        arrival.moved = arrival.raised = None
 
     def _leave(self, arrival: DeviceArrival) -> None:
         with self._change:
@@ -275,20 +308,28 @@ class DevicePool:
     def _stage_all(self) -> None:
         """Move batches to the device, the first in the loop's order first."""
         self._stage.device.enter_thread()
-        under_way: deque[Moved] = deque()
-        while True:
-            arrival = self._next(idle=not under_way)
-            if arrival is None and not under_way:
-                return
-            if arrival is not None:
-                moved = self._move_one(self, arrival)
-                if moved is not None:
-                    under_way.append(moved)
-            if under_way and (arrival is None or len(under_way) >= _UNDER_WAY):
-                # Only now may the slot go back: its tensors die here.
-                started = time.perf_counter()
-                _finish(under_way.popleft())
-                self._copying_s += time.perf_counter() - started
+        under_way: deque[tuple[Mark, Any]] = deque()
+        while self._stage_one(under_way):
+            pass
+
+    def _stage_one(self, under_way: deque[tuple[Mark, Any]]) -> bool:
+        """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
+
+        `under_way` has for each batch when it is complete, and the host memory that is read until
+        then. Names here end with each call: one that lived on would keep its slot lent.
+        """
+        arrival = self._next(idle=not under_way)
+        if arrival is None and not under_way:
+            return False
+        begun = None if arrival is None else self._move_one(self, arrival)
+        if begun is not None:
+            under_way.append(begun)
+        if under_way and (arrival is None or len(under_way) >= _UNDER_WAY):
+            mark, _held = under_way.popleft()  # only after the wait may the slot go back
+            started = time.perf_counter()
+            _finish(mark)
+            self._copying_s += time.perf_counter() - started
+        return True
 
     def _next(self, *, idle: bool) -> DeviceArrival | None:
         """Return the batch to move next; None if there is none now, or if `idle`, at the end."""
@@ -311,9 +352,9 @@ class DevicePool:
                     self._starved_s += waited_s
         return None
 
-    def _move(self, arrival: DeviceArrival) -> Moved | None:
-        """Move one batch; what fails is kept for its turn."""
-        moved: Moved | None = None
+    def _move(self, arrival: DeviceArrival) -> tuple[Mark, Any] | None:
+        """Begin to move one batch; what fails is kept for its turn."""
+        begun: tuple[Mark, Any] | None = None
         started = time.perf_counter()
         try:
             opened = arrival.inner.open(prefetch=self._prefetch)
@@ -325,7 +366,8 @@ class DevicePool:
             if isinstance(arrival.report, FeedReport):
                 arrival.report.take_in(moved.report)
             arrival.opened = opened._replace(batch=None)
-            arrival.moved = moved
+            arrival.moved = replace(moved, held=None)
+            begun = moved.mark, moved.held
         except EmptyBatchError:
             arrival.skipped = True
             if isinstance(arrival.report, FeedReport):
@@ -337,15 +379,16 @@ class DevicePool:
         self._starved_s = self._full_s = self._copying_s = 0.0
         with self._change:
             if arrival.state is State.ARRIVED:
-                arrival.state = State.STAGED
-                self._staged += 1
+                # What failed takes no place there, and nobody comes for it.
+                arrival.state = State.TAKEN if begun is None else State.STAGED
+                self._staged += begun is not None
         arrival.staged.set()
-        return moved
+        return begun
 
 
-def _finish(moved: Moved) -> None:
+def _finish(mark: Mark) -> None:
     """Wait until a batch's copies are done; what failed shows at the batch itself."""
     try:
-        moved.mark.wait()
+        mark.wait()
     except DeviceError:
         return

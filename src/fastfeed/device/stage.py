@@ -7,6 +7,7 @@ thread; `pool.py` and the loop without workers call it.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,12 +21,13 @@ from fastfeed.decoding.defer import CUT_FIELDS
 from fastfeed.device.cut import Sources, cut_into
 from fastfeed.device.decoders.places import Planes
 from fastfeed.device.decoders.protocol import Decoded, Encoded
-from fastfeed.device.transfer import Transfer, map_leaves
+from fastfeed.device.transfer import Transfer, map_leaves, moves_itself
 from fastfeed.errors import EmptyBatchError
 from fastfeed.policy import FeedReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
 
@@ -65,7 +67,7 @@ class Moved:
     mark: Mark
     """When it is complete."""
     held: Any
-    """Host memory that the copies read: to be kept until then."""
+    """What of the host the copies read: to be kept until then."""
     seconds: float
     """What the host spent."""
     report: FeedReport
@@ -82,12 +84,17 @@ class Stage:
         pinner: Pinner | None = None,
         decoder: PictureDecoder | None = None,
         repair: Repair | None = None,
+        turns: AbstractContextManager[object] | None = None,
         lost: Callable[[str], None] = log.warning,
     ) -> None:
-        """`lost` is told why the decoder is given up."""
+        """`turns` is a lock of the decoder, which other stages may have too.
+
+        `lost` is told why the decoder is given up.
+        """
         self.device = device
         self.pinner = pinner
         self._decoder = decoder
+        self._turns = threading.Lock() if turns is None else turns
         self._repair = repair
         self._lost = lost
 
@@ -100,22 +107,24 @@ class Stage:
         with self.device.work():
             transfer = Transfer(self.device, self.pinner)
             failed: dict[int, tuple[int, int]] = {}
+            held = []  # each by itself: a container may be changed in place
 
             def change(leaf: Any) -> Any:
+                held.append(leaf)
                 if isinstance(leaf, torch.Tensor):
                     return transfer.send(leaf)
                 if isinstance(leaf, PartlyDecoded):
                     rows, bad = self._finish(leaf, transfer)
                     failed.update(bad)
                     return rows
-                return _other(leaf, transfer, self.device.target)
+                return _other(leaf, transfer)
 
             moved = map_leaves(batch, change)
             report = self._mend(moved, failed, transfer) if failed else FeedReport()
             mark = self.device.mark()
         seconds = time.perf_counter() - started
         report.steps_s["device"] = seconds
-        return Moved(moved, transfer.sent, mark, batch, seconds, report)
+        return Moved(moved, transfer.sent, mark, held, seconds, report)
 
     def take_report(self) -> FeedReport:
         """Return what the repair of a batch met of which nothing was left."""
@@ -129,10 +138,9 @@ class Stage:
         shape = (pictures.count, height, width, channels)
         rows = torch.empty(shape, dtype=torch.uint8, device=self.device.target)
         self._place_decoded(rows, pictures, transfer)
-        left, cuts = pictures.left.numpy(), pictures.cuts.numpy()
-        is_raw = pictures.is_raw.numpy()
+        left, is_raw = pictures.left.numpy(), pictures.is_raw.numpy()
         self._cut_raw(rows, pictures, np.flatnonzero(is_raw), transfer)
-        bad = self._decode(rows, pictures, np.flatnonzero(~is_raw), cuts)
+        bad = self._decode(rows, pictures, np.flatnonzero(~is_raw), transfer)
         view = rows.movedim(-1, -3)
         transfer.sent.append(view)
         samples = pictures.samples.numpy()
@@ -173,15 +181,17 @@ class Stage:
         rows: torch.Tensor,
         pictures: PartlyDecoded,
         chosen: NDArray[np.int64],
-        cuts: NDArray[np.int32],
+        transfer: Transfer,
     ) -> list[int]:
         """Decode JPEGs on the device; returns which of `left` failed."""
+        cuts = pictures.cuts.numpy()
         if not len(chosen):
             return []
         if self._decoder is None:
             return chosen.tolist()  # type: ignore[no-any-return]
         encoded = Encoded(
-            self._in_one_piece(pictures.encoded.data),
+            # A decoder copies them as it likes, and knows nothing of pieces.
+            transfer.in_one_piece(pictures.encoded.data),
             pictures.encoded.starts.numpy()[chosen],
             pictures.encoded.sizes.numpy()[chosen],
             cuts[chosen][:, _SHAPE],
@@ -191,30 +201,16 @@ class Stage:
         failed: list[int] = []
         for place, part in encoded.parts(_MOST_DECODED):
             some = chosen[place]
-            decoded = self._try(part)
-            if decoded is None:
-                failed += some.tolist()
-                continue
-            good, sources = _good_ones(decoded)
-            cut_into(
-                rows,
-                pictures.left.numpy()[some[good]],
-                sources,
-                cuts[some[good]],
-                whole=decoded.whole,
-            )
+            with self._turns:  # until the next call the decoder's memory holds these pictures
+                decoded = self._try(part)
+                if decoded is None:
+                    failed += some.tolist()
+                    continue
+                good, sources = _good_ones(decoded)
+                places = pictures.left.numpy()[some[good]]
+                cut_into(rows, places, sources, cuts[some[good]], whole=decoded.whole)
             failed += np.delete(some, good).tolist()
         return failed
-
-    def _in_one_piece(self, data: torch.Tensor) -> torch.Tensor:
-        """Return bytes that a decoder may copy as it likes.
-
-        A copy that reaches over two pieces of pinned memory is an error of CUDA's, and decoders
-        know nothing of pieces.
-        """
-        if self.pinner is None or len(list(self.pinner.pieces(data.data_ptr(), len(data)))) <= 1:
-            return data
-        return data.clone()
 
     def _try(self, encoded: Encoded) -> Decoded | None:
         """Decode, and give the decoder up for good if that raises: the CPU does it from now on."""
@@ -263,16 +259,14 @@ def _good_ones(decoded: Decoded) -> tuple[NDArray[np.int64], Sources]:
     return np.array(good, np.int64), Sources.of([one for one in pictures if one is not None])
 
 
-def _other(leaf: Any, transfer: Transfer, target: torch.device) -> Any:
+def _other(leaf: Any, transfer: Transfer) -> Any:
     """Return what is no tensor: by its own `to`, or as it is, but not in the slot."""
     if isinstance(leaf, Ragged):
         data = transfer.send(leaf.data)
         return Ragged(data, leaf.starts.clone(), leaf.sizes.clone())
     if isinstance(leaf, np.ndarray):
         return leaf.copy()
-    if hasattr(leaf, "to") and callable(leaf.to) and not isinstance(leaf, type):
-        return leaf.to(target)
-    return leaf
+    return transfer.send_object(leaf) if moves_itself(leaf) else leaf
 
 
 def _with_one(value: Any, place: int, spare: Any, transfer: Transfer) -> Any:

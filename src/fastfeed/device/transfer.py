@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +33,9 @@ class Transfer:
         """Return a tensor's copy on the device, of the same strides where it has no gaps."""
         if tensor.device.type != "cpu":
             return tensor
+        if not _is_plain(tensor):
+            moved: torch.Tensor = self.send_object(tensor)  # it knows what else it is made of
+            return moved
         if not _is_dense(tensor):
             tensor = tensor.contiguous()
         copied = torch.empty_strided(
@@ -39,6 +44,27 @@ class Transfer:
         self.fill(copied, tensor)
         self.sent.append(copied)
         return copied
+
+    def send_object(self, thing: Any) -> Any:
+        """Return what moves itself on the device, moved."""
+        if any(self.in_one_piece(part) is not part for part in tensors_of(thing)):
+            thing = copy.deepcopy(thing)
+        moved = thing.to(self._device.target)
+        self.sent += tensors_of(moved)
+        return moved
+
+    def in_one_piece(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor that may be copied at once: itself, or a copy elsewhere.
+
+        A copy that reaches over two pieces of pinned memory is an error of CUDA's.
+        """
+        if self._pinner is None or tensor.device.type != "cpu":
+            return tensor
+        spanned = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        pieces = self._pinner.pieces(tensor.data_ptr(), spanned * tensor.element_size())
+        return tensor if len(list(pieces)) <= 1 else tensor.clone()
 
     def fill(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy a dense tensor into one of the same strides on the device."""
@@ -59,19 +85,62 @@ class Transfer:
 def map_leaves(tree: Any, change: Callable[[Any], Any]) -> Any:
     """Return a tree with `change` applied to what it holds, containers of the same types.
 
-    The containers are those that torch's pinning goes into; a class that has `to` moves itself.
+    The containers are those that torch's pinning goes into, but for named tuples that have `to`:
+    not all that a packed sequence holds goes to a device.
     """
-    if isinstance(tree, torch.Tensor | np.ndarray | Ragged | str | bytes):
+    named = isinstance(tree, tuple) and hasattr(tree, "_fields")
+    if isinstance(tree, torch.Tensor | np.ndarray | Ragged | str | bytes) or (
+        named and moves_itself(tree)
+    ):
         return change(tree)
     if isinstance(tree, Mapping):
         return _rebuilt_mapping(tree, {key: map_leaves(one, change) for key, one in tree.items()})
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+    if named:
         return type(tree)(*(map_leaves(one, change) for one in tree))
     if isinstance(tree, tuple):
         return tuple(map_leaves(one, change) for one in tree)
     if isinstance(tree, Sequence):
         return _rebuilt_sequence(tree, [map_leaves(one, change) for one in tree])
     return change(tree)
+
+
+def moves_itself(thing: Any) -> bool:
+    """Say whether something has `to`, as tensors have."""
+    return callable(getattr(thing, "to", None)) and not isinstance(thing, type)
+
+
+def tensors_of(thing: Any) -> list[torch.Tensor]:
+    """Return the tensors with memory of their own that something is made of, however deep."""
+    found: list[torch.Tensor] = []
+    seen, waiting = {id(thing)}, [thing]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, torch.Tensor) and type(one).__torch_dispatch__ is _DISPATCH:
+            found += _strided_parts(one)
+        elif not isinstance(one, type | ModuleType | FunctionType | MethodType):
+            for part in gc.get_referents(one):
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    waiting.append(part)
+    return found
+
+
+_DISPATCH = torch.Tensor.__torch_dispatch__
+_SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    if tensor.is_nested:
+        return [tensor.values()]
+    if tensor.layout is torch.strided:
+        return [tensor]
+    return [getattr(tensor, name)() for name in _SPARSE_PARTS.get(tensor.layout, ())]
 
 
 def _rebuilt_mapping(tree: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
@@ -99,6 +168,15 @@ def _rebuilt_sequence(tree: Sequence[Any], values: list[Any]) -> Any:
         return type(tree)(values)  # type: ignore[call-arg]
     except TypeError:
         return values
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Say whether a tensor is no more than its elements in memory."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
