@@ -313,17 +313,17 @@ def test_c38_an_iterator_that_was_interrupted_has_ended():
     """A result may be lost in it; asking for more is an error rather than a wait for ever."""
     batches = iter(DataLoader(Deadly(hang, at=99), batch_size=2, num_workers=1))
     next(batches)
-    receive = batches._pool.receive
+    receive = batches._receive
 
     def interrupted(timeout):
         receive(timeout)
         raise KeyboardInterrupt
 
-    batches._pool.receive = interrupted
+    batches._receive = interrupted
     with pytest.raises(KeyboardInterrupt):
         for _ in range(20):
             next(batches)
-    batches._pool.receive = receive
+    batches._receive = receive
     with pytest.raises(WorkerError, match="have ended"):
         for _ in range(20):
             next(batches)
