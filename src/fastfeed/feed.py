@@ -304,7 +304,7 @@ class Feed:
         except FastfeedError as error:
             shard, row = self._shards.locate(np.array([index], dtype=np.int64))
             place = int(shard[0])
-            with located(shard=self._shards.name(place), key=self._shards.key(place, int(row[0]))):
+            with located(shard=self._shards.shown(place), key=self._shards.key(place, int(row[0]))):
                 raise error from error.__cause__
         if self._options.transform is None:
             return values

@@ -38,6 +38,7 @@ DOORS = {
     "PIL": {"decoding", "device"},
     "simplejpeg": {"decoding", "device"},
     "ctypes": {"decoding", "device"},
+    "aiohttp": {"storage"},
     "triton": {"device"},
     "pynvml": {"doctor"},
     "torchvision": {"device"},

@@ -208,7 +208,7 @@ def _raise_of_sample(
     error: ChecksumError | IndexMismatchError, shards: ShardSet, shard: int, row: int
 ) -> NoReturn:
     """Raise an error with shard and key; the key is read now, where it is still readable."""
-    error.shard = shards.name(shard)
+    error.shard = shards.shown(shard)
     try:
         error.key = shards.key(shard, row)
     except FastfeedError:

@@ -23,7 +23,7 @@ from fastfeed.staging.source import Source
 from fastfeed.storage.compressed import wrap
 from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.open import open_storage
-from fastfeed.storage.urls import is_remote
+from fastfeed.storage.urls import is_remote, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,6 +49,7 @@ class OpenShard:
     """One shard that is open: its bytes, and where its samples lie in them."""
 
     name: str
+    """As messages show it."""
     storage: Storage
     index: ShardIndex
     cells: NDArray[np.uint64]
@@ -151,6 +152,10 @@ class ShardSet:
         """Return the path of a shard as the user wrote it."""
         return self._names[shard]
 
+    def shown(self, shard: int) -> str:
+        """Return the name of a shard for messages, without what signs or opens a URL."""
+        return shown(self._names[shard])
+
     def index(self, shard: int) -> ShardIndex:
         """Return the index of a shard."""
         return self.open(shard).index
@@ -227,7 +232,7 @@ class ShardSet:
             stored.close()
             raise
         columns = {field: column for column, field in enumerate(index.fields)}
-        return OpenShard(name, storage, index, index.cells, columns)
+        return OpenShard(shown(name), storage, index, index.cells, columns)
 
     def far_readers(self) -> Executor | None:
         """Return what reads from remote shards side by side; None if there are none.
