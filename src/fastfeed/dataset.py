@@ -196,8 +196,13 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     # What `fastfeed.DataLoader` asks for
 
-    def fastfeed_fetcher(self, threads: int, device: DeviceSide | None = None) -> Feed:
-        """Return a feed for one process; `device` is what the trainer's device does, if any."""
+    def fastfeed_fetcher(
+        self, threads: int, device: DeviceSide | None = None, *, reads_ahead: bool = True
+    ) -> Feed:
+        """Return a feed for one process; `device` is what the trainer's device does, if any.
+
+        One that is asked for single samples does not read ahead: it follows no order.
+        """
         options = FeedOptions(
             fields=self.fields,
             transform=Transform(self.transform) if self.transform else None,
@@ -207,7 +212,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             device=device,
         )
         ahead = None
-        if self._shuffled or self._staged is not None:
+        if reads_ahead and (self._shuffled or self._staged is not None):
             worker = get_worker_info()
             number, count = (worker.id, worker.num_workers) if worker else (0, 1)
             order = self.plan if self._shuffled else self._in_order

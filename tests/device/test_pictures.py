@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import os
 import sys
 import tarfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import Image as Pillow
 import fastfeed as ff
 from fastfeed.device.cut import cut_into
 from fastfeed.device.decoders.choose import Choice
+from fastfeed.readahead import ReadAhead
 
 ROOT = Path(__file__).parents[2]
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -279,6 +281,25 @@ def test_orientations(tmp_path, use_decoder, orientation):
             )
         )
         assert (ours["image"].int() - theirs["image"].int()).abs().max() <= 1
+
+
+def test_pictures_made_again_are_read_alone(mixed, use_decoder, monkeypatch):
+    """The trainer asks for no shards ahead: the workers do, in the order of the epoch."""
+    use_decoder(FakeDecoder(fails_at=frozenset({0})))
+    here, asked = os.getpid(), []
+    follow = ReadAhead.follow
+
+    def watched(self, *about):
+        asked.append(os.getpid())
+        follow(self, *about)
+
+    monkeypatch.setattr(ReadAhead, "follow", watched)
+    ours, loader = collect(
+        mixed, fields(), device="cuda", decode="gpu", num_workers=1, shuffle=True
+    )
+    assert len(ours) == 3
+    assert loader.stats().failed == 3
+    assert here not in asked
 
 
 def test_a_lost_decoder_gets_no_more_pictures(mixed, use_decoder):

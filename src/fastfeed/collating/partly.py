@@ -45,12 +45,6 @@ class PartlyDecoded:
     """int64 [left]: the index of each in the data set."""
     epoch: int
 
-    def to_rows(self) -> torch.Tensor:
-        """Return the rows, if none is left."""
-        if len(self.left):
-            raise RuntimeError("pictures are left that only a GPU's decoder can finish")
-        return self.rows
-
 
 def partly(
     rows: NDArray[np.uint8],
