@@ -34,7 +34,6 @@ from fastfeed.inprocess import source_of
 from fastfeed.process import LEAST_REGION
 from fastfeed.progress import rewind
 from fastfeed.resume import START
-from fastfeed.stats import Delivery
 from fastfeed.threads import ThreadPool
 from fastfeed.topology import memory_limit
 from fastfeed.worker import BEGUN, WorkerSetup
@@ -352,7 +351,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         stock = self._prefetch * self._workforce.in_use
         self._workforce.delivered(wait_s=got - started, busy_s=result.busy_s, stock=stock)
         self._stats.delivered(
-            Delivery(  # by place: naming them would take longer than counting them
+            (  # a Delivery's values
                 started,
                 got,
                 result.number,

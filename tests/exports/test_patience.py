@@ -103,11 +103,24 @@ def test_nobody_is_told_without_a_terminal(monkeypatch):
     assert on_terminal() is not None
 
 
+class Listener:
+    """Waits as the loop would without a terminal, and keeps what it is told of each wait."""
+
+    def __init__(self):
+        self.told = []
+
+    def receive(self, receive, timeout, *, since, what):
+        self.told.append((timeout, what()))
+        return receive(timeout)
+
+
 def test_a_loader_tells_what_it_waits_for(small_loader, monkeypatch):
     """The loop's own words name the worker whose turn it is, and how many others are ready."""
-    stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    loader = small_loader(num_workers=2, timeout=60)
-    monkeypatch.setattr("fastfeed.iteration.on_terminal", lambda: LongWaits(stream, after_s=0.0))
-    assert len(list(loader)) == 8
-    assert "for the first batch, which worker 0 makes; 0 after it are ready" in stream.getvalue()
+    listener = Listener()
+    monkeypatch.setattr("fastfeed.iteration.on_terminal", lambda: listener)
+    assert len(list(small_loader(num_workers=2, timeout=60))) == 8
+    assert listener.told[0] == (
+        60,
+        "the first batch, which worker 0 makes; 0 after it are ready",
+    )
+    assert all("which worker" in words for _, words in listener.told)

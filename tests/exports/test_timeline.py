@@ -88,7 +88,7 @@ def test_trace_shows_loop_stage_and_workers(fake_loader, tmp_path):
     shown = {names[track]: {name for _, _, name in spans} for track, spans in tracks.items()}
     assert shown == {
         "the loop": {"wait for a batch", "training step"},
-        "the stage, to the device": {"to the device"},
+        "device stage": {"to the device"},
         "worker 0": {"send", "wait for a job", "batch 0", "batch 2", "read", "decode", "slots"},
         "worker 1": {"send", "wait for a job", "batch 1", "batch 3", "read", "decode", "slots"},
     }

@@ -1,4 +1,4 @@
-"""A trace of every batch for ui.perfetto.dev or chrome://tracing: the loop, the stage, the workers.
+"""A trace of every batch for ui.perfetto.dev or chrome://tracing: loop, device stage and workers.
 
 All of it is on one clock, CLOCK_MONOTONIC on Linux, which processes share. The file is whole at any
 time: events are added in front of its last line.
@@ -156,7 +156,8 @@ def _steps(track: Track, one: Delivery, span: tuple[int, int]) -> Iterator[Event
     start, end = span
     slots = one.times[3]
     steps = dict(one.steps_s or {"fetch": one.busy_s - slots})
-    steps.pop("device", None)  # it has a track of its own, or is waited for at the end
+    if one.worker >= 0:
+        steps.pop("device", None)  # it has a track of its own
     for name, seconds in steps.items():
         stop = min(end, start + _ns(seconds))
         if stop > start:
@@ -178,7 +179,7 @@ def _names() -> Iterator[Event]:
     for process, name in _PROCESSES.items():
         yield _name("process_name", (process, 0), name)
     yield _name("thread_name", _LOOP, "the loop")
-    yield _name("thread_name", _STAGE, "the stage, to the device")
+    yield _name("thread_name", _STAGE, "device stage")
 
 
 def _name(kind: str, track: Track, name: str) -> Event:

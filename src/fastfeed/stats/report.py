@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SLOWER = 1.3
 _BUSIER = 0.25
 # Fewer batches of a worker say nothing.
-_ENOUGH = 8
+_ENOUGH = 16
 _WIDTH = 100
 
 Table = tuple[list[str], list[list[str]]]

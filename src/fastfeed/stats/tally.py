@@ -33,7 +33,6 @@ _WAIT, _FETCH, _SLOTS, _WORKERS = range(4)
 _TIMES = Delivery._fields.index("times")
 _WIDTH = _TIMES + len(Times._fields) + 1 + len(StageTimes._fields)
 _AS_BYTES = Struct(f"{_WIDTH}d")
-_NO_STEPS, _STEPS = (1.0,), (0.0,)
 _NO_STAGE = (0.0,) * len(StageTimes._fields)
 # More batches ready than this are counted as this many.
 _DEEPEST = 1023
@@ -156,7 +155,7 @@ class Tally:
         return replace(
             self,
             depths=_sum(self.depths, np.bincount(np.minimum(older, _DEEPEST))),
-            open_asks=asked,
+            open_asks=asked.copy(),  # it would hold all the lines
             open_depths=np.maximum(own, 0),
         )
 
@@ -196,18 +195,16 @@ class Tally:
         }
 
 
-def line_of(one: Delivery) -> bytes:
-    """Return a delivery as numbers in bytes.
+def line_of(delivery: tuple[Any, ...]) -> bytes:
+    """Return the values of a `Delivery` as numbers in bytes.
 
     Objects that are kept are looked at by the garbage collector again and again, which takes
     several times longer than to count them.
     """
+    times, steps, stage = delivery[_TIMES:]
     # A data set that does not split its work has no steps but the one that the trainer added.
-    steps = one.steps_s
-    is_whole = _NO_STEPS if not steps or steps.keys() == {"device"} else _STEPS
-    stage = one.stage
-    rest: tuple[float, ...] = is_whole + (_NO_STAGE if stage is None else stage)
-    return _AS_BYTES.pack(*(one[:_TIMES] + one.times + rest))
+    is_whole = not steps or steps.keys() == {"device"}
+    return _AS_BYTES.pack(*delivery[:_TIMES], *times, is_whole, *(stage or _NO_STAGE))
 
 
 def _sum(a: Ints, b: Ints) -> Ints:
