@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fastfeed_shard.writer import ShardWriter as ShardWriter
     from fastfeed.collating.ragged import Ragged as Ragged
     from fastfeed.dataset import ShardDataset as ShardDataset
+    from fastfeed import exports as exports
     from fastfeed.diagnosis.run import diagnose as diagnose
     from fastfeed.errors import FastfeedError as FastfeedError
     from fastfeed.fields import Array as Array
@@ -71,6 +72,7 @@ _HOMES = {
     "ShardWriter": "fastfeed_shard.writer",
     "Text": "fastfeed.fields",
     "diagnose": "fastfeed.diagnosis.run",
+    "exports": "fastfeed.exports",
 }
 
 __all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - the table above is the list
@@ -80,7 +82,8 @@ def __getattr__(name: str) -> Any:
     """Load a public name's module when the name is first used (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'fastfeed' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if _HOMES[name] == f"fastfeed.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 
