@@ -18,6 +18,7 @@ from PIL import Image as Pillow
 import fastfeed as ff
 from fastfeed.device.cut import cut_into
 from fastfeed.device.decoders.choose import Choice
+from fastfeed.errors import OptionError
 from fastfeed.readahead import ReadAhead
 
 ROOT = Path(__file__).parents[2]
@@ -356,3 +357,25 @@ def test_static_output_takes_gray_pictures_of_either_side(tmp_path, use_decoder)
     )
     for ours, other in zip(loader, theirs, strict=True):
         assert (ours["image"].int() - other["image"].int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("decode", ["gpu", 0.5, "nvjpeg"])
+@pytest.mark.parametrize(
+    "described", [{"y": ff.Int("cls")}, {"image": ff.Image("jpg")}], ids=["no picture", "any size"]
+)
+def test_nothing_to_decode_is_said(mixed, use_decoder, decode, described):
+    """Asking the GPU to decode what it cannot is an error, not silence."""
+    use_decoder(FakeDecoder())
+    dataset = ff.ShardDataset(str(mixed), described)
+    with pytest.raises(OptionError, match="nothing here is for a GPU"):
+        iter(ff.DataLoader(dataset, batch_size=4, device="cuda", decode=decode))
+
+
+def test_no_decoder_is_tried_where_nothing_is_decoded(mixed, fake_device, monkeypatch):
+    """Labels alone need no decoder, so none is looked for, and AUTO may be tuned."""
+    monkeypatch.setattr("fastfeed.device.path.choose", lambda *_, **__: pytest.fail("tried"))
+    dataset = ff.ShardDataset(str(mixed), {"y": ff.Int("cls")})
+    loader = ff.DataLoader(dataset, batch_size=8, device="cuda", num_workers=ff.AUTO)
+    assert sum(len(batch["y"]) for batch in loader) == 24
+    assert loader.stats().device.decoder is None
+    assert loader._workforce.is_tuned

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastfeed.collating.fetch import has_own_fetcher
-from fastfeed.decoding.compile import without_normalize
+from fastfeed.decoding.compile import compile_fields, without_normalize
 from fastfeed.decoding.defer import DeviceSide
 from fastfeed.device.decoders.choose import SUPPORTS, choose
 from fastfeed.device.device import open_device, pci_address
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from fastfeed.device.decoders.protocol import PictureDecoder
     from fastfeed.device.device import Device
     from fastfeed.device.output import OutputKind
-    from fastfeed.fields import Normalize
     from fastfeed.topology import Placement
 
 log = logging.getLogger("fastfeed")
@@ -90,6 +89,11 @@ class DeviceOptions:
                     )
 
 
+def _decodes_itself(source: Source) -> bool:
+    """Say whether batches are made of shards with nothing of the user's between."""
+    return has_own_fetcher(source) and source.dataset.transform is None
+
+
 class DevicePath:
     """The device of a loader, with its decoder, its share and its output; kept over epochs."""
 
@@ -103,11 +107,17 @@ class DevicePath:
         """Of the last iterator."""
         self.rejected: tuple[tuple[str, str], ...] = ()
         """Decoders that are not used, each with the reason."""
-        normalizes: dict[str, Normalize] = {}
-        if has_own_fetcher(source) and source.dataset.transform is None:
+        fields = source.dataset.fields if _decodes_itself(source) else {}
+        bare, normalizes = without_normalize(fields)
+        if compile_fields(bare).pictures:
             self._choose(options.decode)
             self.side = DeviceSide(None if self.decoder is None else SUPPORTS[self.decoder.name])
-            _, normalizes = without_normalize(source.dataset.fields)
+        elif options.decode not in {"auto", "cpu", 0}:
+            raise OptionError(
+                f"decode={options.decode!r}: nothing here is for a GPU to decode",
+                way_out="It decodes the Image fields of a ShardDataset that have one size, where "
+                "there is no transform= and no collate_fn; leave decode= out otherwise",
+            )
         start, fixed = self._start(options.decode)
         self.tuner = SplitTuner(max(1, options.workers), start, fixed=fixed)
         self.output = Output(
