@@ -13,7 +13,7 @@ import pytest
 import fastfeed as ff
 from fastfeed.errors import OptionError, StorageError
 from fastfeed.reading.shards import ShardSet
-from fastfeed.storage import remote
+from fastfeed.storage import connection, remote
 from fastfeed.storage.connection import connect
 from fastfeed.storage.open import exists, facts, open_storage, read_if_there, read_whole
 from fastfeed.storage.remote import RemoteFile
@@ -29,6 +29,10 @@ def environment(bucket, tmp_path, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.options["endpoint_url"])
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # A process reads the environment when it first needs the storage, perhaps in another test.
+    connection._connection.cache_clear()
+    yield
+    connection._connection.cache_clear()
 
 
 def test_reads_of_s3(bucket, monkeypatch):
