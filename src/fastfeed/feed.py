@@ -109,8 +109,10 @@ class Feed:
             with self._timed("decode"):
                 return default_collate(kept_of(self._decode_all(records, wanted, epoch, {}, {})))
         rows = self._assembly.rows(len(wanted), writer, but=self._pictures)
-        with self._timed("defer"):
-            left = self._defer(records, wanted, epoch, rows, share=share)
+        left: dict[int, tuple[dict[str, Deferred], Values]] = {}
+        if share > 0:
+            with self._timed("defer"):
+                left = self._defer(records, wanted, epoch, rows, share=share)
         rows |= self._assembly.rows(len(wanted) - len(left), writer, only=self._pictures)
         with self._timed("decode"):
             values = self._decode_all(records, wanted, epoch, rows, left)
