@@ -16,10 +16,10 @@ class FakeMark:
     """A place in a fake device's work."""
 
     def __init__(self, device, place):
-        self._device, self._place = device, place
+        self._owner, self._place = device, place
 
     def wait(self):
-        self._device.run_until(self._place)
+        self._owner.finish_until(self._place)
 
 
 def in_a_slot(address):
@@ -69,7 +69,7 @@ class FakeDevice:
     def mark(self):
         return FakeMark(self, self._given)
 
-    def run_until(self, place):
+    def finish_until(self, place):
         with self._lock:
             while self._done < place:
                 source, before, _ = self._queue.popleft()

@@ -180,6 +180,6 @@ def test_the_slot_waits_for_its_copy(fake_device, monkeypatch):
     loader = ff.DataLoader(Samples(400), batch_size=4, num_workers=1, device="cuda")
     for number, _ in enumerate(loader):
         if number == 60:  # memory of the first batches was used again, and is still mapped
-            fake_device.run_until(fake_device._given)
+            fake_device.finish_until(fake_device._given)
     assert fake_device.torn
     fake_device.torn.clear()

@@ -193,7 +193,7 @@ def test_file_systems_that_count_nothing(recorded):
     assert recorded.checks()[13].status == "ok"
     fd = recorded.root / f"proc/{JOB}/fd/7"
     fd.parent.mkdir(parents=True, exist_ok=True)
-    fd.symlink_to("/work/train-000000.tar")
+    fd.symlink_to("/data/train-000000.tar")
     check = recorded.checks()[13]
     assert check.status == "unknown"
     assert "/work is lustre" in check.finding
