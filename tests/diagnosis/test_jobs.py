@@ -25,6 +25,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
 ]
 
+# The sleep is the disk: a process of its own that gives a page every two milliseconds. The test
+# itself waits for nothing but the bytes.
 PIECE = 4096  # a pipe of one page holds no more, so nothing comes early
 SLOW_DISK = """
 import os, sys, time

@@ -188,15 +188,15 @@ def test_nfs(recorded, later, status, text):
 def test_file_systems_that_count_nothing(recorded):
     """A network file system without counters is not known; one without the job's files is."""
     recorded.files["proc/self/mountstats"] += (
-        "\ndevice a@tcp:/x mounted on /work with fstype lustre"
+        "\ndevice a@tcp:/x mounted on /scratch with fstype lustre"
     )
     assert recorded.checks()[13].status == "ok"
     fd = recorded.root / f"proc/{JOB}/fd/7"
     fd.parent.mkdir(parents=True, exist_ok=True)
-    fd.symlink_to("/data/train-000000.tar")
+    fd.symlink_to("/scratch/train-000000.tar")
     check = recorded.checks()[13]
     assert check.status == "unknown"
-    assert "/work is lustre" in check.finding
+    assert "/scratch is lustre" in check.finding
 
 
 def test_cache_on_a_network(recorded):
