@@ -178,6 +178,14 @@ SINGLE = {
         ),
         "GIL",
     ),
+    "GIL, worker threads draw out the loop's own steps": (
+        on_host(
+            times=times(2, 2, 12.5, wait=3.2),
+            feed=Feed("thread", 2, workers(2, busy=0.95), other_cpu=0.8),
+            host=replace(HOST, cores=2, late=0.75, late_ceiling=1.0, loop_at_work=0.2),
+        ),
+        "GIL",
+    ),
     "many tiny kernels": (
         replace(
             HEALTHY,

@@ -126,6 +126,7 @@ def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: fl
     seconds = counters.get("seconds", 0.0) or 1.0
     in_ceiling = alone.get("seconds", 0.0) or 1.0
     system = alone.get("loop system", 0.0)
+    at_work, at_work_alone = _at_work(counters) / seconds, _at_work(alone) / in_ceiling
 
     def part(name: str) -> float | None:
         return min(1.0, counters[name] / seconds) if name in counters else None
@@ -137,6 +138,7 @@ def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: fl
         loop_system=min(1.0, system / in_ceiling),
         late=_late(real),
         late_ceiling=_late(ceiling),
+        loop_at_work=min(1.0, at_work / at_work_alone) if at_work_alone else 1.0,
         cpu_pressure=part("stalled cpu"),
         io_pressure=part("stalled io"),
         memory_pressure=part("stalled memory"),
@@ -146,6 +148,10 @@ def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: fl
         major_faults_per_s=counters.get("major faults", 0.0) / seconds,
         throttled=_throttled(counters),
     )
+
+
+def _at_work(counters: Counters) -> float:
+    return sum(counters.get(f"loop {what}", 0.0) for what in ("user", "system", "queued"))
 
 
 def _late(stretch: Stretches) -> float:

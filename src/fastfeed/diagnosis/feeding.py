@@ -166,9 +166,10 @@ def _slow_worker(evidence: Evidence, split: _Split) -> Verdict | None:
 
 def _gil(evidence: Evidence, split: _Split) -> Verdict | None:
     feed, host = evidence.feed, evidence.host
-    # While the loop waits it holds no GIL; what it holds otherwise is seen in the ceiling phase.
+    # The loop itself holds the GIL as in the ceiling phase while it is at work. While it waits it
+    # does not, be it for a batch or, its step drawn out by that, for the GIL.
     times = evidence.times
-    by_loop = host.late_ceiling * (1 - times.wait_s / times.real_s)
+    by_loop = host.late_ceiling * min(host.loop_at_work, 1 - times.wait_s / times.real_s)
     held_up = host.late >= max(_LATE, by_loop + _LATE / 2)
     if not held_up or feed.other_cpu > _ONE_CORE:
         return None
