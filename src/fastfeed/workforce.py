@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from fastfeed.tuner.workers import Window, WorkerTuner
+from fastfeed.tuner.measured import Window
+from fastfeed.tuner.workers import WorkerTuner
 
 if TYPE_CHECKING:
     from fastfeed.tuner.decision import Decision

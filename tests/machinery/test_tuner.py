@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fastfeed.errors import OptionError
 from fastfeed.tuner.split import SplitTuner
 from fastfeed.tuner.split_model import Observation
-from fastfeed.tuner.workers import Window, WorkerTuner
+from fastfeed.tuner.measured import Window
+from fastfeed.tuner.workers import WorkerTuner
 
 MS = 1e-3
 

@@ -3,55 +3,37 @@
 The rate as a function of the number of workers rises, stays, and may fall again where they stand in
 each other's way, so the fewest that come near the best lie between a number that is too small and
 one that is enough. The tuner narrows that interval, then rests until the rate, the waiting or the
-workers' idleness changes. It has no clock: time is what the windows say has passed.
+workers' idleness changes. Rates are noisy: a number is measured until it can be told from the
+others, and where the loop hardly waits no rates are compared. It has no clock: time is what the
+windows say has passed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from math import ceil, sqrt
 
 from fastfeed.errors import OptionError
 from fastfeed.tuner.decision import Decision
+from fastfeed.tuner.measured import Measured, Window, doubt, noise_of, summed
 
 # A number of workers is enough if its rate comes so near the best.
-_NEAR = 0.97
-# Less waiting than this part of the time is jitter.
-_WAITS = 0.02
+_NEAR = 0.96
+# Or if the loop waits no more than this part of the time: no number can win more than that.
+_WAITS = 0.03
 # Windows after a change that still hold batches made before it, or workers that were starting.
 _SKIPPED = 1
-# Windows that a number of workers is measured for.
-_MEASURED = 2
+# Windows that a number of workers is measured for: more of them while it is in doubt.
+_MEASURED, _MEASURED_MOST = 2, 6
+# It is in doubt within so many standard deviations.
+_SURE = 2.0
+# Nor is a doubt pursued once a search has taken so long.
+_SEARCH_S = 40.0
 # Once settled: windows in a row that must differ from what was found, and by how much.
 _PATIENCE = 3
 _OTHER_RATE = 0.15
 _MORE_WAITING = 0.05
 # Once settled, at most two changes a minute.
 _APART_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """What some batches in a row took: `workers` were in use while the loop took `batches`.
-
-    Of `elapsed_s` the loop waited `waited_s`; the workers, all together, were busy for `busy_s`.
-    A window should be no shorter than the batches under way, or their stock hides what workers do.
-    """
-
-    elapsed_s: float
-    waited_s: float
-    busy_s: float
-    batches: int
-    workers: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """Batches a second with a number of workers, the part spent waiting, and how many were busy."""
-
-    rate: float
-    waited: float
-    busy: float
 
 
 class WorkerTuner:
@@ -69,12 +51,12 @@ class WorkerTuner:
         self.workers = min(max(start, least), most)
         self.decisions: list[Decision] = []
         self._batches = 0
-        self._elapsed_s = self._changed_s = 0.0
+        self._elapsed_s = self._changed_s = self._began_s = 0.0
         self._windows: list[Window] = []
         self._skipped = 0
-        self._known: dict[int, _Measured] = {}
+        self._known: dict[int, Measured] = {}
         self._settled = False
-        self._rested: _Measured | None = None
+        self._rested: Measured | None = None
         self._odd = 0
         self._first = True
 
@@ -90,16 +72,29 @@ class WorkerTuner:
             self._skipped += 1
             return None
         if self._settled:
-            return self._rest(_summed([window]))
+            return self._rest(summed([window]))
         self._windows.append(window)
         if len(self._windows) < _MEASURED:
             return None
-        self._known[self.workers] = _summed(self._windows)
-        self._windows.clear()
-        return self._search()
+        self._known[self.workers] = summed(self._windows)
+        return None if self._is_doubtful() else self._search()
+
+    def _is_doubtful(self) -> bool:
+        """Tell whether more windows might turn how this number compares with another."""
+        if len(self._windows) >= _MEASURED_MOST or self._elapsed_s - self._began_s > _SEARCH_S:
+            return False
+        noise = noise_of(self._known.values())
+        here = self._known[self.workers]
+        for number, other in self._known.items():
+            less, more = sorted((here, other), key=lambda one: one.rate)
+            unclear = abs(less.rate / more.rate - _NEAR) < _SURE * doubt(here, other, noise=noise)
+            if number != self.workers and less.waited > _WAITS and unclear:
+                return True
+        return False
 
     def _search(self) -> Decision | None:
         """Go on to the next number worth trying, or to the one found."""
+        self._windows.clear()
         target, why = self._next()
         if not self._first and self._elapsed_s - self._changed_s < _APART_S:
             return None  # what is measured meanwhile replaces what was measured before
@@ -112,30 +107,70 @@ class WorkerTuner:
     def _next(self) -> tuple[int, str]:
         """Return the number of workers to try, and why; one that is known is the answer."""
         known = self._known
-        best = max(known, key=lambda number: known[number].rate)
-        enough = min(n for n in known if known[n].rate >= _NEAR * known[best].rate)
+        best = self._best()
+        enough = min(number for number in known if self._is_enough(number, best))
         here = known[best]
-        more = min((n for n in known if n > best), default=None)
-        if here.waited >= _WAITS and more is None and best < self.most and self._grew(best):
+        above = sorted(number for number in known if number > best)
+        if here.waited > _WAITS and not above and best < self.most and self._grew(best):
             return self._more(best)
-        slower = more is not None and known[more].rate < _NEAR * here.rate
-        if here.waited >= _WAITS and more is not None and slower and more - best > 1:
-            # With more it is slower, yet the best may lie between.
-            return (best + more) // 2, f"{best} are better than {more}: {self._tried()}"
-        below = max((n for n in known if n < enough), default=self.least - 1)
+        if here.waited > _WAITS and above and above[0] - best > 1:
+            slower = known[above[0]].rate < _NEAR * here.rate
+            if slower or len(above) == 1:
+                # With more it is slower, or no faster, yet the best may lie between.
+                middle = (best + above[0]) // 2
+                return middle, f"{best} are no worse than {above[0]}: {self._tried()}"
+        good = sorted(number for number in known if self._is_enough(number, best))
+        if here.waited > _WAITS and len(good) == 2 and good[1] - good[0] > 1:
+            return sum(good) // 2, f"{good[0]} come near {good[1]}: {self._tried()}"
+        below = max((number for number in known if number < enough), default=self.least - 1)
         if enough - below <= 1:
             return enough, ""
-        if known[enough].waited >= _WAITS:
+        if known[enough].waited > _WAITS:
             between = (below + enough) // 2
         else:
             # Nobody waits: what the busy ones need is a good guess, and small steps hurt nobody.
             between = min(max(ceil(known[enough].busy), below + 1), enough - 1)
         return between, f"{enough} are enough, fewer may be: {self._tried()}"
 
+    def _best(self) -> int:
+        """Return the number with the best rate, less what may be luck."""
+        noise = noise_of(self._known.values())
+        return max(
+            self._known,
+            key=lambda number: (
+                self._known[number].rate * (1 - noise / sqrt(self._known[number].windows))
+            ),
+        )
+
+    def _is_enough(self, number: int, best: int) -> bool:
+        """Tell whether a number comes near the best, or leaves the loop hardly any waiting."""
+        here = self._known[number]
+        if number == best or here.waited <= _WAITS:
+            return True
+        if here.waited - self._known[best].waited > 1 - _NEAR:
+            return False
+        return here.rate >= _NEAR * self._top(number)
+
+    def _top(self, number: int) -> float:
+        """Return the best rate of the others: the mean of those that noise may hide behind it.
+
+        The best of several is lucky as a rule; nothing but luck may lie between it and them.
+        """
+        noise = noise_of(self._known.values())
+        best = self._known[self._best()]
+        near = [
+            other
+            for n, other in self._known.items()
+            if n != number
+            and (other is best or other.rate >= (1 - doubt(other, best, noise=noise)) * best.rate)
+        ]
+        windows = sum(other.windows for other in near)
+        return sum(other.rate * other.windows for other in near) / windows if windows else 0.0
+
     def _grew(self, best: int) -> bool:
         """Tell whether the last growth paid, so that more may pay too."""
-        less = max((n for n in self._known if n < best), default=None)
-        return less is None or self._known[less].rate < _NEAR * self._known[best].rate
+        less = max((number for number in self._known if number < best), default=None)
+        return less is None or not self._is_enough(less, best)
 
     def _more(self, best: int) -> tuple[int, str]:
         """Return a larger number: what the loop could use, at most twice as many."""
@@ -145,19 +180,21 @@ class WorkerTuner:
         target = min(self.most, 2 * best, max(best + 1, wanted))
         return target, f"the loop waits {here.waited:.0%} of its time with {best}: {self._tried()}"
 
-    def _rest(self, now: _Measured) -> Decision | None:
+    def _rest(self, now: Measured) -> Decision | None:
         """Watch whether what was found still holds; if not, search again."""
         rested = self._rested or now
+        noise = 2 * noise_of(self._known.values())
         odd = (
-            abs(now.rate / rested.rate - 1) > _OTHER_RATE
-            or now.waited > rested.waited + _MORE_WAITING
-            or now.busy < rested.busy * (1 - _OTHER_RATE)
+            abs(now.rate / rested.rate - 1) > _OTHER_RATE + noise
+            or now.waited > rested.waited + _MORE_WAITING + noise
+            or now.busy < rested.busy * (1 - _OTHER_RATE - noise)
         )
         self._odd = self._odd + 1 if odd else 0
         if self._odd < _PATIENCE:
             return None
         self._settled = False
         self._known = {self.workers: now}
+        self._began_s = self._elapsed_s
         return self._search()
 
     def _tried(self) -> str:
@@ -175,12 +212,3 @@ class WorkerTuner:
         self._windows.clear()
         self._skipped = 0
         return decision
-
-
-def _summed(windows: list[Window]) -> _Measured:
-    elapsed_s = sum(window.elapsed_s for window in windows)
-    return _Measured(
-        rate=sum(window.batches for window in windows) / elapsed_s,
-        waited=sum(window.waited_s for window in windows) / elapsed_s,
-        busy=sum(window.busy_s for window in windows) / elapsed_s,
-    )
