@@ -18,8 +18,15 @@ from fastfeed.decoding.compile import PACKED
 from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError
 from fastfeed.feed import Feed, FeedOptions
 from fastfeed.fields import Bytes, Field
-from fastfeed.options import SHUFFLE_WINDOW, Cache, cache_folder, parse_size
-from fastfeed.plan import Plan
+from fastfeed.options import (
+    SHUFFLE_BLOCK,
+    SHUFFLE_GROUP,
+    SHUFFLE_WINDOW,
+    Cache,
+    cache_folder,
+    parse_size,
+)
+from fastfeed.plan import Blocks, Plan
 from fastfeed.policy import BadSamples, FeedReport, check_on_error
 from fastfeed.readahead import InOrder, ReadAhead
 from fastfeed.reading.shards import ShardSet
@@ -54,7 +61,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
             the number of workers.
         on_error: "raise", "skip" (batches get shorter and `len` is an upper bound) or "substitute"
             (another sample stands in, chosen from seed, epoch and index).
-        shuffle_window: samples are shuffled among shards of this many bytes in total.
+        shuffle_window: samples are shuffled among shards of this many bytes in total; those of
+            compressed shards in blocks (docs/storage.md).
         verify: compare each field with the checksum in the index, where there is one.
         cache: a `Cache`: remote shards are brought to that folder ahead of the readers, and read
             there. Local ones are read in place.
@@ -117,6 +125,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self.cache = cache
         self.epoch: int | None = None
         self._window_bytes = parse_size(shuffle_window, name="shuffle_window")
+        self._blocks = Blocks(SHUFFLE_BLOCK, SHUFFLE_GROUP) if self.shards.decodes_frames else None
         self._bad = BadSamples()
         self._pending = FeedReport()
         self._feed: Feed | None = None
@@ -170,12 +179,15 @@ class ShardDataset(Dataset[dict[str, Any]]):
             window_bytes=self._window_bytes,
             seed=self.seed,
             epoch=epoch,
+            blocks=self._blocks,
         )
 
     def fingerprint(self) -> str:
         """Return a digest of all that the order depends on: shards, their sizes, seed, window."""
         shards = self.shards
         about = [self.seed, self._window_bytes]
+        if self._blocks is not None:
+            about += [self._blocks.block_bytes, self._blocks.group_bytes]
         names = "\n".join(
             shards.name(place).rpartition("/")[2] for place in range(len(shards.shard_bytes))
         )

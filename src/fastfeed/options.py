@@ -14,6 +14,11 @@ from fastfeed.errors import OptionError
 # Samples are shuffled among all shards of one window; a window this large mixes well (16 shards of
 # the builder's default size) and still fits the page cache of a training node.
 SHUFFLE_WINDOW: Final = "4GiB"
+# A sample of a compressed shard costs a whole frame unless that was kept. So neighbours stay
+# together in blocks, and the frames of a group fit into what a process keeps (FRAME_CACHE): 64 MiB,
+# and 0.75 for each block, since blocks know nothing of frames and cut them.
+SHUFFLE_BLOCK: Final = 2 << 20
+SHUFFLE_GROUP: Final = 64 << 20
 # Names of bad samples kept for the report; the counts go on beyond it.
 BAD_SAMPLES_KEPT: Final = 1000
 # A substitute may be bad as well; after this many tries the data set itself is the problem.

@@ -1,11 +1,14 @@
 """The order of samples, as a pure function of seed, epoch and data set.
 
 Shards are shuffled, laid into windows, and samples are shuffled inside their window: reads stay
-within a few shards at a time while a batch draws from all shards of its window. The random numbers
-are our own (SplitMix64), so that an order can be repeated on any platform and with any version of
-numpy. The shuffle of a window is computed place by place (a Feistel network walked until it stays
-inside the window), so it costs no memory and the first batch waits for no sorting, however many
-samples there are.
+within a few shards at a time while a batch draws from all shards of its window. Compressed shards
+are decoded a frame at a time, so there blocks of neighbouring samples are shuffled in the window,
+and samples only inside a group of blocks, whose frames can all be kept.
+
+The random numbers are our own (SplitMix64), so that an order can be repeated on any platform and
+with any version of numpy. The shuffle of samples is computed place by place (a Feistel network
+walked until it stays inside the window), so it costs no memory and the first batch waits for no
+sorting, however many samples there are.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = 0xFFFFFFFFFFFFFFFF
 # What a hash is for; samples and shards of one epoch never share random numbers.
-_SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE = 1, 2, 3
+_SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE, _BLOCK_ORDER = 1, 2, 3, 4
 # Turns of the network that shuffles: four are enough to look random, six are sure.
 _ROUNDS = 6
 # Samples whose order is computed at a time.
@@ -64,11 +67,22 @@ def _hash(words: NDArray[np.int64], *, seed: int, epoch: int, purpose: int) -> N
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """How samples are shuffled that are decoded together with their neighbours."""
+
+    block_bytes: int
+    """Bytes of neighbouring samples that stay together as a block, at most."""
+    group_bytes: int
+    """Bytes of the blocks among which samples are shuffled, at most, but for part of a block."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One epoch's order over shards of known sample counts and sizes in bytes.
 
     `starts` (int64, shards + 1) holds the running total of samples; `shard_bytes` (int64, shards)
-    the size of each shard; `window_bytes` how much of the data set is shuffled at a time.
+    the size of each shard, decompressed; `window_bytes` how much of the data set is shuffled at a
+    time. Without `blocks` samples are shuffled in the whole of a window.
     """
 
     starts: NDArray[np.int64]
@@ -76,6 +90,7 @@ class Plan:
     window_bytes: int
     seed: int
     epoch: int
+    blocks: Blocks | None = None
 
     def windows(self) -> list[NDArray[np.int64]]:
         """Return the shard numbers of each window, in the order they are read."""
@@ -90,18 +105,52 @@ class Plan:
         return np.split(order, np.flatnonzero(np.diff(number)) + 1) if count else []
 
     def order(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the sample indices of the epoch in pieces, each of one window."""
-        counts = np.diff(self.starts)
-        for number, shards in enumerate(self.windows()):
-            ends = np.cumsum(counts[shards])
+        """Yield the sample indices of the epoch in pieces, each of one window or group."""
+        for number, (lasts, counts) in enumerate(self._groups()):
+            ends = np.cumsum(counts)
             count = int(ends[-1])
-            name = np.array([number], np.int64)
-            key = _hash(name, seed=self.seed, epoch=self.epoch, purpose=_SAMPLE_ORDER)[0]
+            key = self._key(number, _SAMPLE_ORDER)
             for first in range(0, count, _PIECE):
                 places = np.arange(first, min(first + _PIECE, count), dtype=np.int64)
                 places = permute(places, count, key=key)
                 held = np.searchsorted(ends, places, side="right")
-                yield self.starts[shards[held] + 1] - ends[held] + places
+                yield lasts[held] - ends[held] + places
+
+    def _groups(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield what is shuffled sample by sample: where its parts end, and samples of each."""
+        counts = np.diff(self.starts)
+        for number, shards in enumerate(self.windows()):
+            if self.blocks is None:
+                yield self.starts[shards + 1], counts[shards]
+            else:
+                yield from self._groups_of_blocks(number, shards, self.blocks)
+
+    def _groups_of_blocks(
+        self, window: int, shards: NDArray[np.int64], blocks: Blocks
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        counts, sizes = np.diff(self.starts)[shards], self.shard_bytes[shards]
+        # Equal parts of each shard: as many as its bytes ask for, though none without a sample.
+        parts = np.clip(-(-sizes // blocks.block_bytes), 1, np.maximum(counts, 1))
+        owner = np.repeat(np.arange(len(shards)), parts)
+        part = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
+        begins, lasts = (counts[owner] * at // parts[owner] for at in (part, part + 1))
+        order = np.arange(len(owner), dtype=np.int64)
+        order = permute(order, len(owner), key=self._key(window, _BLOCK_ORDER))
+        lengths = (sizes // parts)[owner][order]
+        ends = np.cumsum(lengths)
+        # Groups of one size: a last one of few blocks would hardly be shuffled.
+        total = int(ends[-1])
+        size = max(1, -(-total // max(1, -(-total // blocks.group_bytes))))
+        borders = np.flatnonzero(np.diff((ends - lengths) // size)) + 1
+        lasts_in_set = (self.starts[shards][owner] + lasts)[order]
+        yield from zip(
+            np.split(lasts_in_set, borders), np.split((lasts - begins)[order], borders), strict=True
+        )
+
+    def _key(self, number: int, purpose: int) -> np.uint64:
+        """Return what names the permutation of one window, or of one group."""
+        name = np.array([number], np.int64)
+        return np.uint64(_hash(name, seed=self.seed, epoch=self.epoch, purpose=purpose)[0])
 
 
 def substitute(index: int, *, count: int, seed: int, epoch: int, attempt: int) -> int:

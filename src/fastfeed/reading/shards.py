@@ -20,7 +20,7 @@ from fastfeed.shardfile.index import MISSING
 from fastfeed.shardfile.names import split_name
 from fastfeed.shardfile.tar import read_member
 from fastfeed.staging.source import Source
-from fastfeed.storage.compressed import wrap
+from fastfeed.storage.compressed import CompressedShard, wrap
 from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.open import open_storage
 from fastfeed.storage.urls import is_remote, shown
@@ -101,6 +101,8 @@ class ShardSet:
         self._clock = count()
         self._fields = listing.fields
         self._field_counts = listing.counts
+        self.decodes_frames = False
+        """Whether shards are compressed in frames, of which all is decoded for one sample."""
         counts, sizes = self._count(listing.entries)
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         """Number of the first sample of each shard, and the number of all: int64 [shards + 1]."""
@@ -115,9 +117,11 @@ class ShardSet:
                 counts.append(len(shard.index))
                 sizes.append(shard.index.shard_bytes)
                 fields.update(shard.index.fields)
+                self.decodes_frames |= isinstance(shard.storage, CompressedShard)
             else:
                 counts.append(entry.samples)
                 sizes.append(entry.bytes)
+                self.decodes_frames |= entry.compression == "zstd"
         self._fields = frozenset(fields)
         return counts, sizes
 
