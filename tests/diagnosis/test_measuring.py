@@ -189,6 +189,7 @@ def machine(root, scale):
             + TASK.format(name="a (b) c", faults=3 * scale, user=0, system=0),
             "proc/self/io": f"rchar: {100 * scale}\nsyscr: {scale}\n",
             "proc/self/cgroup": "0::/job\n",
+            "sys/fs/cgroup/job/memory.pressure": f"some avg10=0.00 total={200_000 * scale}\n",
             "sys/fs/cgroup/job/cpu.stat": f"nr_periods {10 * scale}\nnr_throttled {4 * scale}\n",
             "proc/7/stat": "7 "
             + TASK.format(name="w", faults=0, user=50 * scale, system=10 * scale),
@@ -213,7 +214,7 @@ def test_counters_of_a_recorded_machine(tmp_path):
         available=0.5,
     )
     assert host.io_pressure == pytest.approx(0.3)
-    assert host.memory_pressure is None
+    assert host.memory_pressure == pytest.approx(0.2)
     assert host.cpu_pressure is None
     assert host.iowait == pytest.approx(0.1)
     assert host.swapped_per_s == 50

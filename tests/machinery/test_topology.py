@@ -106,3 +106,25 @@ def test_memory_limit(tmp_path):
     )
     assert memory_limit(tree(tmp_path / "b", limited)) == 30000
     assert memory_limit(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "folder", "names", "prefix"),
+    [
+        (V2, "sys/fs/cgroup/job", ("memory.max", "memory.current"), ""),
+        (
+            V1,
+            "sys/fs/cgroup/memory/job",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            "total_",
+        ),
+    ],
+)
+def test_files_in_memory_are_room(tmp_path, cgroup, folder, names, prefix):
+    """A container whose memory is full of files that were read is not full."""
+    files = cgroup | {
+        f"{folder}/{names[0]}": "50000",
+        f"{folder}/{names[1]}": "50000",
+        f"{folder}/memory.stat": f"{prefix}inactive_file 30000\n{prefix}active_file 9000\nanon 1\n",
+    }
+    assert memory_limit(tree(tmp_path, files)) == 39000

@@ -141,7 +141,10 @@ def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: fl
         loop_at_work=min(1.0, at_work / at_work_alone) if at_work_alone else 1.0,
         cpu_pressure=part("stalled cpu"),
         io_pressure=part("stalled io"),
-        memory_pressure=part("stalled memory"),
+        memory_pressure=max(
+            (part(name) or 0.0 for name in counters if name.startswith("stalled memory")),
+            default=None,
+        ),
         iowait=counters["iowait"] / whole if whole and "iowait" in counters else None,
         available=available,
         swapped_per_s=counters.get("swapped", 0.0) / seconds,

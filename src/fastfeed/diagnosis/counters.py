@@ -89,7 +89,9 @@ def host_counters(pids: Sequence[int], root: Path = Path("/")) -> Counters:
     found["process queued"] = _scheduled(texts, "self")[1]
     for number, pid in enumerate(pids):
         found.update(_worker(texts, pid, number))
-    found.update(_quotas(root))
+    cgroup = read_texts(root, ["proc/self/cgroup"]).of("proc/self/cgroup")
+    found.update(_quotas(root, cgroup))
+    found.update(_memory_stalls(root, cgroup))
     return found
 
 
@@ -125,9 +127,17 @@ def _scheduled(texts: Texts, who: str) -> tuple[float, float]:
     return ran * 1e-9, queued * 1e-9
 
 
-def _quotas(root: Path) -> Counters:
+def _memory_stalls(root: Path, cgroup: str) -> Iterator[tuple[str, float]]:
+    """Yield for how long tasks of each cgroup level stood still for want of memory."""
+    files = [f"{folder}/memory.pressure" for folder in cgroup_levels(cgroup, "memory")]
+    texts = read_texts(root, files)
+    for file in files:
+        if match := _ONE_WORD.search(texts.of(file)):
+            yield f"stalled memory {file}", int(match[1]) * 1e-6
+
+
+def _quotas(root: Path, cgroup: str) -> Counters:
     """Return the periods of each cgroup level that has a quota, and those it was stopped in."""
-    cgroup = read_texts(root, ["proc/self/cgroup"]).of("proc/self/cgroup")
     found: Counters = {}
     for folder in cgroup_levels(cgroup, "cpu"):
         stat = counts(read_texts(root, [f"{folder}/cpu.stat"]).of(f"{folder}/cpu.stat"))

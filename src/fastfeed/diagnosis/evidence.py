@@ -99,10 +99,10 @@ class Host:
     cpu_pressure: float | None = None
     io_pressure: float | None = None
     memory_pressure: float | None = None
-    """Time in which tasks stood still for want of memory."""
+    """Time in which tasks stood still for want of memory, the machine's or the container's."""
     iowait: float | None = None
     available: float | None = None
-    """Memory that is free, as a part of all."""
+    """What is left of the memory, the machine's or the container's, as a part of it."""
     swapped_per_s: float = 0.0
     """Pages swapped."""
     major_faults_per_s: float = 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -21,10 +20,8 @@ from fastfeed.diagnosis.job import Job, check_job
 from fastfeed.diagnosis.report import Diagnosis
 from fastfeed.diagnosis.rounds import Rounds, Run
 from fastfeed.diagnosis.verdict import judge
-from fastfeed.doctor.parse import counts
-from fastfeed.doctor.texts import read_texts
 from fastfeed.errors import OptionError
-from fastfeed.topology import cgroup_quota, own_affinity
+from fastfeed.topology import cgroup_quota, memory_rooms, own_affinity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,6 +188,5 @@ def _cores() -> float:
 
 
 def _available() -> float | None:
-    facts = counts(read_texts(Path("/"), ["proc/meminfo"]).of("proc/meminfo"))
-    total, available = facts.get("MemTotal"), facts.get("MemAvailable")
-    return available / total if total and available is not None else None
+    """Return which part is left of the memory that there is least of: the machine's, or ours."""
+    return min((room.left / room.whole for room in memory_rooms()), default=None)

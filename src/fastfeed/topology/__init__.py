@@ -7,7 +7,13 @@ machine does not say is a note in the result, and the answer falls back to the p
 
 from fastfeed.topology.cores import Cores, cgroup_quota, own_affinity, reserved_cores, usable_cores
 from fastfeed.topology.lists import core_text, parse_cores
-from fastfeed.topology.memory import Budget, memlock_limit, memory_limit, pinned_budget
+from fastfeed.topology.memory import (
+    Budget,
+    memlock_limit,
+    memory_limit,
+    memory_rooms,
+    pinned_budget,
+)
 from fastfeed.topology.numa import (
     Locality,
     gpu_addresses,
@@ -35,6 +41,7 @@ __all__ = [
     "local_rank",
     "memlock_limit",
     "memory_limit",
+    "memory_rooms",
     "own_affinity",
     "parse_cores",
     "pci_address",

@@ -22,23 +22,46 @@ class Budget:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What may still be taken of some memory, and all of it, in bytes."""
+
+    left: int
+    whole: int
+
+
 def memory_limit(root: Path = Path("/")) -> int | None:
     """Return the bytes this process may still take: MemAvailable within the cgroup's limits."""
-    limits = [
-        number * 1024
-        for line in text_of(root / "proc/meminfo").splitlines()
-        if line.startswith("MemAvailable:") and (number := positive(line.split()[1]))
-    ]
+    return min((room.left for room in memory_rooms(root)), default=None)
+
+
+def memory_rooms(root: Path = Path("/")) -> list[Room]:
+    """Return what is left of the machine's memory, and of each cgroup level's that has a limit."""
+    facts = _numbers(text_of(root / "proc/meminfo"))
+    left, whole = facts.get("MemAvailable:"), facts.get("MemTotal:")
+    rooms = [] if not left else [Room(left * 1024, max(left, whole or 0) * 1024)]
     for folder in cgroup_folders(root, "memory"):
-        for limit, usage in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        for limit, usage, prefix in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ):
             most = positive(text_of(folder / limit))
-            used = positive(text_of(folder / usage)) or 0
-            if most is not None and most < 1 << 60:  # v1 writes "no limit" as a huge number
-                limits.append(max(0, most - used))
-    return min(limits, default=None)
+            if most is None or most >= 1 << 60:  # v1 writes "no limit" as a huge number
+                continue
+            # Files that were read fill a cgroup up to its limit; the kernel takes that back.
+            stat = _numbers(text_of(folder / "memory.stat"))
+            files = sum(stat.get(f"{prefix}{kind}_file", 0) for kind in ("inactive", "active"))
+            used = (positive(text_of(folder / usage)) or 0) - files
+            rooms.append(Room(min(most, max(0, most - used)), most))
+    return rooms
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """Return the first number of each line by its name."""
+    words = (line.split() for line in text.splitlines())
+    return {
+        one[0]: number for one in words if len(one) > 1 and (number := positive(one[1])) is not None
+    }
 
 
 def memlock_limit() -> int | None:
