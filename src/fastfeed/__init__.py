@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fastfeed.loader import DataLoader as DataLoader
     from fastfeed.options import AUTO as AUTO
     from fastfeed.options import Cache as Cache
+    from fastfeed.options import DecodedCache as DecodedCache
 
 if os.name != "posix":
     raise ImportError(
@@ -56,6 +57,7 @@ _HOMES = {
     "Cache": "fastfeed.options",
     "CenterCrop": "fastfeed.fields",
     "DataLoader": "fastfeed.loader",
+    "DecodedCache": "fastfeed.options",
     "FastfeedError": "fastfeed.errors",
     "Float": "fastfeed.fields",
     "HorizontalFlip": "fastfeed.fields",

@@ -15,6 +15,7 @@ import xxhash
 from torch.utils.data import Dataset, get_worker_info
 
 from fastfeed.decoding.compile import PACKED
+from fastfeed.decoding.kept_place import open_place
 from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError
 from fastfeed.feed import Feed, FeedOptions
 from fastfeed.fields import Bytes, Field
@@ -23,6 +24,7 @@ from fastfeed.options import (
     SHUFFLE_GROUP,
     SHUFFLE_WINDOW,
     Cache,
+    DecodedCache,
     cache_folder,
     parse_size,
 )
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fastfeed.decoding.defer import DeviceSide
+    from fastfeed.decoding.kept_place import KeptFolder, KeptMemory
     from fastfeed.policy import BadSample, OnError
     from fastfeed.stats import Stats
 
@@ -66,6 +69,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         verify: compare each field with the checksum in the index, where there is one.
         cache: a `Cache`: remote shards are brought to that folder ahead of the readers, and read
             there. Local ones are read in place.
+        decoded: a `DecodedCache`: pictures, masks and arrays in compressed fields are decoded once,
+            and what is random is done to what was kept of them.
         storage_options: passed to the file system of fsspec that serves the source's URLs; never
             shown in a message.
 
@@ -86,6 +91,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         shuffle_window: int | str = SHUFFLE_WINDOW,
         verify: bool = True,
         cache: Cache | None = None,
+        decoded: DecodedCache | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         check_on_error(on_error)
@@ -101,6 +107,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         if cache is not None and not isinstance(cache, Cache):
             raise OptionError(
                 f"cache={cache!r} is no Cache", way_out='Write ff.Cache("/nvme/fastfeed")'
+            )
+        if decoded is not None and not isinstance(decoded, DecodedCache):
+            raise OptionError(
+                f"decoded={decoded!r} is no DecodedCache", way_out='Write ff.DecodedCache("8GiB")'
             )
         self._staged: Staged | None = None
         if cache is not None:
@@ -129,6 +139,12 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._bad = BadSamples()
         self._pending = FeedReport()
         self._feed: Feed | None = None
+        self._kept: KeptMemory | KeptFolder | None = None
+        if decoded is not None:
+            # Another order of the same data finds the same; another description does not.
+            about = f"{self.shards.starts.tobytes().hex()} {self.fields!r}"
+            owner = xxhash.xxh3_64_intdigest(about.encode())
+            self._kept = open_place(decoded, owner=owner, apart_from=_folders(source))
         self._shuffled = False  # whether the plan's windows are what will be read
 
     def __len__(self) -> int:
@@ -222,6 +238,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             on_error=self.on_error,
             verify=self.verify,
             device=device,
+            decoded=None if self._kept is None else self._kept.file,
         )
         ahead = None
         if reads_ahead and (self._shuffled or self._staged is not None):
@@ -247,6 +264,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
             stats.left_to_device(
                 deferred=report.deferred, refused=report.refused, failed=report.failed
             )
+            if report.decoded is not None:
+                stats.looked_up(report.decoded)
         for bad in report.bad:
             if self._bad.add(bad):
                 log.warning(

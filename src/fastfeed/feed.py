@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 
 from fastfeed.collating.assemble import Assembly, Left, kept_of
 from fastfeed.decoding.compile import compile_fields, without_normalize
+from fastfeed.decoding.kept import Keeper
 from fastfeed.errors import FastfeedError, SampleError, ShardError, located
 from fastfeed.fields import Bytes
 from fastfeed.options import SUBSTITUTE_TRIES
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fastfeed.collating.collate import Writer
     from fastfeed.collating.ragged import Ragged
     from fastfeed.decoding.defer import Deferred, DeviceSide
+    from fastfeed.decoding.kept_file import KeptFile
     from fastfeed.fields import Field
     from fastfeed.policy import OnError
     from fastfeed.readahead import ReadAhead
@@ -59,6 +61,8 @@ class FeedOptions:
     verify: bool
     device: DeviceSide | None = None
     """What the trainer's device does, if batches go there."""
+    decoded: KeptFile | None = None
+    """Where decoded samples are kept, if they are; what the device decodes is not."""
 
 
 class Feed:
@@ -77,7 +81,8 @@ class Feed:
         fields = options.fields
         if options.device is not None and options.transform is None:
             fields, _ = without_normalize(fields)
-        self._decoder = compile_fields(fields, held=shards.fields)
+        self._keeper = None if options.decoded is None else Keeper(options.decoded)
+        self._decoder = compile_fields(fields, held=shards.fields, keeper=self._keeper)
         self._raw = {n: f for n, f in options.fields.items() if isinstance(f, Bytes)}
         self._only_raw = len(self._raw) == len(options.fields) and options.transform is None
         self._pictures = frozenset(self._decoder.pictures if options.device is not None else ())
@@ -137,6 +142,8 @@ class Feed:
         report, self._report = self._report, FeedReport()
         return report
 
+        if self._keeper is not None:
+            report.decoded = self._keeper.take_facts()
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:

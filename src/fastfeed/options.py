@@ -23,6 +23,8 @@ SHUFFLE_GROUP: Final = 64 << 20
 BAD_SAMPLES_KEPT: Final = 1000
 # A substitute may be bad as well; after this many tries the data set itself is the problem.
 SUBSTITUTE_TRIES: Final = 16
+# A decoded cache holds some pictures at the least.
+_LEAST_DECODED: Final = 1 << 20
 
 _UNITS: Final = {"": 1, "b": 1}
 _UNITS.update({f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)})
@@ -74,6 +76,30 @@ class Cache:
         if not os.fspath(self.folder):
             raise OptionError("the cache folder has no name", way_out="Name one on a local disk")
         _ = self.nbytes  # an error belongs to the call that made it
+
+    @property
+    def nbytes(self) -> int:
+        """The size as a number of bytes."""
+        return parse_size(self.size, name="size")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedCache:
+    """A bounded cache of decoded pictures, masks and unpacked arrays; for decodes that are dear.
+
+    It takes at most `size` bytes: of memory that the workers of a loader share, or of a `folder` on
+    a local disk, which survives the job and serves all jobs and ranks of the node (in /dev/shm it
+    is memory that ranks share). What is kept stays; once it is full, the rest is decoded each time.
+    """
+
+    size: int | str
+    folder: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.folder is not None and not os.fspath(self.folder):
+            raise OptionError("the folder of the decoded cache has no name")
+        if self.nbytes < _LEAST_DECODED:
+            raise OptionError(f"size={self.size!r} is too small for a decoded cache")
 
     @property
     def nbytes(self) -> int:

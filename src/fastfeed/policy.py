@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from fastfeed.errors import OptionError
 from fastfeed.options import BAD_SAMPLES_KEPT
+from fastfeed.stats.decoded import DecodedFacts
 
 if TYPE_CHECKING:
     from fastfeed.errors import FastfeedError
@@ -54,6 +55,9 @@ class FeedReport:
     failed: int = 0
     """Samples that the GPU's decoder failed at; the CPU made them then."""
 
+    decoded: DecodedFacts | None = None
+    """What the cache of decoded samples was asked for, if there is one."""
+
     def take_in(self, other: FeedReport) -> None:
         """Add another report to this one."""
         for step, seconds in other.steps_s.items():
@@ -63,6 +67,8 @@ class FeedReport:
         self.deferred += other.deferred
         self.refused += other.refused
         self.failed += other.failed
+        if other.decoded is not None:
+            self.decoded = other.decoded.plus(self.decoded or DecodedFacts())
 
 
 class BadSamples:

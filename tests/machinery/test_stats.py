@@ -166,7 +166,7 @@ def test_json_has_the_names_that_others_read():
         *("version", "batches", "samples", "nbytes", "copied", "elapsed_s", "waited_s"),
         *("wait_p50_s", "wait_p95_s", "wait_p99_s", "wait_max_s", "busy_s", "steps_s"),
         *("deferred", "refused", "failed", "device", "wait", "steps", "workers", "depth"),
-        *("stage", "samples_per_s", "waited_share", "blocked_in_s", "blocked_out_s"),
+        *("stage", "decoded", "samples_per_s", "waited_share", "blocked_in_s", "blocked_out_s"),
     }
     assert document["wait"].keys() == spread
     assert document["steps"].keys() == {"fetch", "slots"}

@@ -10,10 +10,13 @@ import numpy as np
 
 from fastfeed.decoding.defer import Deferred, DeviceSide, defer_image
 from fastfeed.decoding.draw import Draw
+from fastfeed.decoding.kept import recipe_of
 from fastfeed.decoding.picture import (
     JPEG_DECODERS,
-    decode_image,
-    decode_mask,
+    cut_mask,
+    decode_part,
+    deliver,
+    mask_pixels,
     normalized_type,
 )
 from fastfeed.decoding.values import (
@@ -55,6 +58,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fastfeed.decoding.kept import Keeper, Recipe
+
 PACKED: Final = ".zst"
 """Ends the name of a field that is compressed with zstd by itself."""
 
@@ -86,7 +91,7 @@ class SampleDecoder:
 
     `sources` names the fields of the shard to read; `layout` the outputs whose rows have one shape.
     Of the fields that the shards have, `held`, those that are compressed stand for others:
-    `seg.npy.zst` for `seg.npy`.
+    `seg.npy.zst` for `seg.npy`. What is dear to decode goes by way of `keeper`, if there is one.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class SampleDecoder:
         *,
         jpeg_decoders: Sequence[str] = JPEG_DECODERS,
         held: Collection[str] = (),
+        keeper: Keeper | None = None,
     ) -> None:
         unknown = set(jpeg_decoders) - set(JPEG_DECODERS)
         if unknown:
@@ -104,6 +110,8 @@ class SampleDecoder:
         names = dict.fromkeys(n for f in fields.values() for n in f.names)
         packed = [name + PACKED for name in names if name + PACKED in held]
         self.sources = tuple(dict.fromkeys([*names, *packed]))
+        self._keeper = keeper
+        self._recipes = {} if keeper is None else _recipes(fields, self._decoders)
         rows = {output.name: _row(output, fields) for output in self._outputs}
         self.layout: Mapping[str, Row] = MappingProxyType(
             {name: row for name, row in rows.items() if row is not None}
@@ -189,7 +197,7 @@ class SampleDecoder:
         for output in self._outputs:
             if output.name in left:
                 continue
-            source, data = _find(output, sources)
+            source, data = _find(output, sources, self._keeper)
             with located(field=source):
                 value = self._value(output, data, draw, rows.get(output.name), windows)
             if output.name in self.layout:
@@ -215,17 +223,7 @@ class SampleDecoder:
                 windows[output.name] = window = draw_one(height, width)
                 return window
 
-            if isinstance(field, Mask):
-                return decode_mask(data, field, window_of)
-            picture, _ = decode_image(
-                data,
-                field,
-                window_of,
-                out=row,
-                normalize=output.normalize,
-                decoders=self._decoders,
-            )
-            return picture
+            return self._picture(output, data, window_of, row)
         if isinstance(field, Boxes):
             boxes = decode_coordinates(data, 4)
             return move_boxes(boxes, windows[field.like], field.format)
@@ -234,6 +232,25 @@ class SampleDecoder:
         if isinstance(field, Array):
             return _checked(decode_array(data), field)
         return _PLAIN[type(field)](data)
+
+    def _picture(
+        self,
+        output: _Output,
+        data: memoryview,
+        window_of: Callable[[int, int], Window],
+        row: NDArray[Any] | None,
+    ) -> NDArray[Any]:
+        field, keeper = output.field, self._keeper
+        if isinstance(field, Mask):
+            if keeper is None:
+                return cut_mask(mask_pixels(data, field), window_of)
+            return cut_mask(keeper.mask(data, field, self._recipes[output.name]), window_of)
+        field = cast("Image", field)
+        if keeper is None:
+            part = decode_part(data, field, window_of, self._decoders)
+        else:
+            part = keeper.part(data, field, window_of, self._recipes[output.name])
+        return deliver(part, field, out=row, normalize=output.normalize)
 
 
 _PLAIN: dict[type[Field], Callable[[memoryview], Any]] = {
@@ -250,9 +267,20 @@ def compile_fields(
     *,
     jpeg_decoders: Sequence[str] = JPEG_DECODERS,
     held: Collection[str] = (),
+    keeper: Keeper | None = None,
 ) -> SampleDecoder:
     """Return the decoder of a sample's fields; OptionError if they do not fit together."""
-    return SampleDecoder(fields, jpeg_decoders=jpeg_decoders, held=held)
+    return SampleDecoder(fields, jpeg_decoders=jpeg_decoders, held=held, keeper=keeper)
+
+
+def _recipes(fields: Mapping[str, Field], decoders: Sequence[str]) -> dict[str, Recipe]:
+    """Return how each picture is decoded, so far as it is the same in every epoch."""
+    recipes = {}
+    for name, field in fields.items():
+        if isinstance(field, Image | Mask):
+            leader = field if field.like is None else cast("Image | Mask", fields[field.like])
+            recipes[name] = recipe_of(field, leader.transforms, decoders)
+    return recipes
 
 
 def without_normalize(
@@ -343,15 +371,21 @@ def _picture_row(output: _Output, field: Image | Mask, fields: Mapping[str, Fiel
     return Row((*size, _CHANNELS[field.mode]), kind, channels_last=True)
 
 
-def _find(output: _Output, sources: Mapping[str, memoryview | None]) -> tuple[str, memoryview]:
+def _find(
+    output: _Output, sources: Mapping[str, memoryview | None], keeper: Keeper | None
+) -> tuple[str, memoryview]:
+    if keeper is not None and isinstance(output.field, Array):
+        unpacking = keeper.unpacked
+    else:  # the picture made of it is kept, and of other kinds unpacking is the lesser part
+        unpacking = unpack
     for name in output.field.names:
         data = sources.get(name)
         if data is not None:
             as_is = isinstance(output.field, Bytes) or not name.endswith(PACKED)
-            return name, data if as_is else _unpacked(name, data)
+            return name, data if as_is else _unpacked(name, data, unpacking)
         data = sources.get(name + PACKED)
         if data is not None:
-            return name + PACKED, _unpacked(name + PACKED, data)
+            return name + PACKED, _unpacked(name + PACKED, data, unpacking)
     asked = " or ".join(f"`{name}`" for name in output.field.names)
     there = ", ".join(f"`{name}`" for name, data in sources.items() if data is not None)
     raise MissingFieldError(
@@ -361,9 +395,11 @@ def _find(output: _Output, sources: Mapping[str, memoryview | None]) -> tuple[st
     )
 
 
-def _unpacked(name: str, data: memoryview) -> memoryview:
+def _unpacked(
+    name: str, data: memoryview, unpacking: Callable[[memoryview], memoryview]
+) -> memoryview:
     with located(field=name):
-        return unpack(data)
+        return unpacking(data)
 
 
 def _checked(value: Any, field: Array) -> Any:

@@ -47,10 +47,10 @@ class _Scratch(threading.local):
         return held[:nbytes]
 
 
-_scratch = _Scratch()
+scratch_piece = _Scratch().piece
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """A decoded region, and what is still to be done to it."""
 
     pixels: NDArray[Any]
@@ -58,57 +58,56 @@ class _Part(NamedTuple):
     orientation: int
 
 
-def decode_image(
-    data: memoryview,
-    field: Image,
-    window_of: Callable[[int, int], Window],
-    *,
-    out: NDArray[Any] | None,
-    normalize: Normalize | None,
-    decoders: Sequence[str],
-) -> tuple[NDArray[Any], Window]:
-    """Decode a picture into `out` [h, w, channels], or fresh memory, and return it with its window.
-
-    `window_of(height, width)` is asked once the size of the displayed picture is known.
-    """
-    part = _decode_part(data, field, window_of, decoders)
-    window = part.window
-    shape = (*window.shape, part.pixels.shape[2])
+def deliver(
+    part: Part, field: Image, *, out: NDArray[Any] | None, normalize: Normalize | None
+) -> NDArray[Any]:
+    """Return the picture of a part in `out` [h, w, channels], or in fresh memory."""
+    shape = (*part.window.shape, part.pixels.shape[2])
     if out is None:
         kind = normalized_type(normalize) if normalize else np.dtype(field.dtype)
         out = np.empty(shape, kind)
     target = out
     if normalize is not None:
-        raw = _scratch.piece("normalize", int(np.prod(shape)) * part.pixels.itemsize)
+        raw = scratch_piece("normalize", int(np.prod(shape)) * part.pixels.itemsize)
         target = raw.view(part.pixels.dtype).reshape(shape)
-    _finish(part, target)
+    finish(part, target)
     if normalize is not None:
         _normalize(target, normalize, out)
-    return out, window
+    return out
 
 
-def decode_mask(
-    data: memoryview, field: Mask, window_of: Callable[[int, int], Window]
-) -> NDArray[np.uint8]:
-    """Return the class numbers [h, w] of a mask."""
+def mask_pixels(data: memoryview, field: Mask) -> NDArray[np.uint8]:
+    """Return the class numbers [h, w] of a whole mask, as displayed."""
     pixels, orientation = _by_pillow(data, field, mode="index", wide=False)
-    pixels = turn(pixels, orientation)
-    window = window_of(*pixels.shape[:2])
+    whole: NDArray[np.uint8] = turn(pixels, orientation)[..., 0]
+    return whole
+
+
+def cut_mask(
+    pixels: NDArray[np.uint8], window_of: Callable[[int, int], Window]
+) -> NDArray[np.uint8]:
+    """Return the class numbers [h, w] of a mask's window."""
+    height, width = pixels.shape
+    window = window_of(height, width)
     x, y, w, h = window.crop
-    part = resize_nearest(pixels[y : y + h, x : x + w, 0], window.size)
+    part = resize_nearest(pixels[y : y + h, x : x + w], window.size)
     out = np.zeros(window.shape, np.uint8)
     _place(part, window.final, out)
     return np.ascontiguousarray(out[:, ::-1]) if window.flip else out
 
 
-def _decode_part(
+def decode_part(
     data: memoryview,
     field: Image,
     window_of: Callable[[int, int], Window],
     decoders: Sequence[str],
-) -> _Part:
+) -> Part:
+    """Decode what a picture's window wants of it.
+
+    `window_of(height, width)` is asked once the size of the displayed picture is known.
+    """
     if is_raw(data):
-        part = _cut(view_raw(data, max_pixels=field.max_pixels), 1, window_of)
+        part = cut(view_raw(data, max_pixels=field.max_pixels), 1, window_of)
         return part._replace(pixels=as_asked(part.pixels, field.mode, field.dtype))
     if is_jpeg(data):
         if field.truncated == "error" and not is_complete(data):
@@ -126,7 +125,7 @@ def _decode_part(
         if field.truncated == "keep":
             data = memoryview(bytes(data) + b"\xff\xd9")  # given an end, Pillow fills it up
     pixels, orientation = _by_pillow(data, field, mode=field.mode, wide=field.dtype == "uint16")
-    return _cut(pixels, orientation, window_of)
+    return cut(pixels, orientation, window_of)
 
 
 def _by_pillow(
@@ -148,7 +147,7 @@ def _by_pillow(
 
 def _turbojpeg(
     data: memoryview, field: Image, window_of: Callable[[int, int], Window]
-) -> _Part | None:
+) -> Part | None:
     if turbojpeg.shared_library() is None:
         return None
     header = turbojpeg.read_header(np.frombuffer(data, np.uint8))
@@ -166,15 +165,15 @@ def _turbojpeg(
         box,
         shrink=_shrink(box, _displayed(window.size, orientation)),
         gray=field.mode == "L",
-        scratch=lambda nbytes: _scratch.piece("region", nbytes),
+        scratch=lambda nbytes: scratch_piece("region", nbytes),
         tolerant=field.truncated == "keep",
     )
-    return None if pixels is None else _Part(pixels, window, orientation)
+    return None if pixels is None else Part(pixels, window, orientation)
 
 
 def _simplejpeg(
     data: memoryview, field: Image, window_of: Callable[[int, int], Window]
-) -> _Part | None:
+) -> Part | None:
     import simplejpeg
 
     check_scans(data)
@@ -190,7 +189,7 @@ def _simplejpeg(
     except ValueError:
         return None
     orientation = jpeg_orientation(data) if field.exif == "apply" else 1
-    return _cut(pixels, orientation, window_of)
+    return cut(pixels, orientation, window_of)
 
 
 _JPEG = {"turbojpeg": _turbojpeg, "simplejpeg": _simplejpeg}
@@ -209,12 +208,12 @@ def _displayed(size: tuple[int, ...], orientation: int) -> tuple[int, int]:
     return (width, height) if orientation >= 5 else (height, width)
 
 
-def _cut(pixels: NDArray[Any], orientation: int, window_of: Callable[[int, int], Window]) -> _Part:
+def cut(pixels: NDArray[Any], orientation: int, window_of: Callable[[int, int], Window]) -> Part:
     """Cut the window's region out of a whole stored picture."""
     height, width = _displayed(pixels.shape, orientation)
     window = window_of(height, width)
     x, y, w, h = stored_box(window.crop, orientation, height, width)
-    return _Part(pixels[y : y + h, x : x + w], window, orientation)
+    return Part(pixels[y : y + h, x : x + w], window, orientation)
 
 
 def _shrink(box: Box, size: tuple[int, int]) -> int:
@@ -223,6 +222,11 @@ def _shrink(box: Box, size: tuple[int, int]) -> int:
         if _shrinks(box.x, box.w, size[1], shrink) and _shrinks(box.y, box.h, size[0], shrink):
             return shrink
     return 1
+
+
+def may_shrink(picture: tuple[int, int], size: tuple[int, int]) -> bool:
+    """Say whether any part of a JPEG, resized to `size`, may be decoded at a lower size."""
+    return all(a >= 2 * _SHRUNK_RATIO * b for a, b in zip(picture, size, strict=True))
 
 
 def _shrinks(start: int, length: int, target: int, shrink: int) -> bool:
@@ -234,7 +238,7 @@ def _shrinks(start: int, length: int, target: int, shrink: int) -> bool:
     return ratio >= _SHRUNK_RATIO * shrink and shift <= _SHIFT * ratio
 
 
-def _finish(part: _Part, out: NDArray[Any]) -> None:
+def finish(part: Part, out: NDArray[Any]) -> None:
     """Resize, turn, cut or fill, and flip the region into its row."""
     pixels, window, orientation = part
     height, width = window.size
@@ -248,7 +252,7 @@ def _finish(part: _Part, out: NDArray[Any]) -> None:
         resized = pixels
     else:
         nbytes = height * width * channels * pixels.itemsize
-        memory = _scratch.piece("resized", nbytes).view(pixels.dtype)
+        memory = scratch_piece("resized", nbytes).view(pixels.dtype)
         resized = memory.reshape(*stored, channels)
         resize_into(pixels, resized)
     resized = turn(resized, orientation)
@@ -284,7 +288,7 @@ def _normalize(pixels: NDArray[Any], normalize: Normalize, out: NDArray[Any]) ->
     target = exact = torch.from_numpy(out)
     if normalize.dtype != "float32":
         target = target.view(getattr(torch, normalize.dtype))
-        exact = torch.from_numpy(_scratch.piece("exact", 4 * out.size).view(np.float32))
+        exact = torch.from_numpy(scratch_piece("exact", 4 * out.size).view(np.float32))
         exact = exact.view(target.shape)
     if pixels.dtype == np.uint16:
         pixels = pixels.astype(np.float32)

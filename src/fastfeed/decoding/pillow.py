@@ -46,6 +46,11 @@ def _pillow() -> Any:
     return Image
 
 
+def version() -> str:
+    """Return which Pillow it is: another one may decode otherwise."""
+    return str(_pillow().__version__)
+
+
 def open_picture(data: memoryview, *, max_pixels: int) -> Image:
     """Return a picture whose header is read; its size is checked before anything is decoded."""
     pillow = _pillow()

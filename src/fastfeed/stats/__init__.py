@@ -8,6 +8,7 @@ many at a time.
 from __future__ import annotations
 
 from fastfeed.stats.collect import Observer, Stats
+from fastfeed.stats.decoded import DecodedFacts
 from fastfeed.stats.histogram import Spread, Waits
 from fastfeed.stats.report import describe
 from fastfeed.stats.values import (
@@ -22,6 +23,7 @@ from fastfeed.stats.values import (
 )
 
 __all__ = [
+    "DecodedFacts",
     "Delivery",
     "Depth",
     "DeviceFacts",

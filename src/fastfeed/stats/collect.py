@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
+    from fastfeed.stats.decoded import DecodedFacts
     from fastfeed.stats.values import DeviceFacts
 
 _P = ParamSpec("_P")
@@ -41,6 +42,7 @@ class Stats:
         self._state = (Tally(), bytearray())
         self._steps: dict[str, Waits] = {}
         self._deferred = self._refused = self._failed = 0
+        self._decoded: DecodedFacts | None = None
         self._observers: tuple[Observer, ...] = ()
         self._ranges: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
 
@@ -76,6 +78,10 @@ class Stats:
         self._refused += refused
         self._failed += failed
 
+    def looked_up(self, decoded: DecodedFacts) -> None:
+        """Count what the cache of decoded samples was asked for."""
+        self._decoded = decoded if self._decoded is None else self._decoded.plus(decoded)
+
     def snapshot(self, device: DeviceFacts | None = None) -> Snapshot:
         """Return the counts so far, with what is known of the device."""
         tally, fresh = self._state
@@ -92,6 +98,7 @@ class Stats:
             refused=self._refused,
             failed=self._failed,
             device=device,
+            decoded=self._decoded,
         )
 
     # For exports

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from fastfeed.stats.decoded import DecodedFacts
     from fastfeed.stats.values import DeviceFacts, Snapshot, StageFacts, WorkerFacts
 
 # Workers are told apart if one of them takes so many times longer for a batch than another, or is
@@ -72,6 +73,8 @@ def _blocks(snapshot: Snapshot, *, workers: int, in_use: int | None) -> Iterator
         yield f"  {_of_stage(snapshot.stage)}"
     if snapshot.device is not None:
         yield f"  {_of_device(snapshot, snapshot.device)}"
+    if snapshot.decoded is not None:
+        yield f"  {_of_decoded(snapshot.decoded)}"
     if snapshot.copied:
         yield f"  {snapshot.copied:,} batches were copied because many were kept at a time"
     yield f"  {verdict(snapshot.waited_share)}"
@@ -165,6 +168,20 @@ def _of_device(snapshot: Snapshot, device: DeviceFacts) -> str:
             f"{snapshot.refused:,} are of kinds that it does not do and it failed at "
             f"{snapshot.failed:,}: the CPU made those"
         )
+    return ", ".join(words)
+
+
+def _of_decoded(decoded: DecodedFacts) -> str:
+    looked = decoded.hits + decoded.misses
+    words = [
+        f"decoded cache: {decoded.hits:,} of {looked:,} found ({decoded.hits / (looked or 1):.0%})",
+        f"{decoded.kept_nbytes / 1e6:,.0f} of {decoded.budget_nbytes / 1e6:,.0f} MB in use",
+    ]
+    if decoded.hits and decoded.misses:
+        found, made = decoded.hit_s / decoded.hits, decoded.miss_s / decoded.misses
+        words.append(f"{_time(found)} a sample found, {_time(made)} decoded")
+        verb = "saved" if decoded.saved_s >= 0 else "cost so far"
+        words.append(f"{verb} {_time(abs(decoded.saved_s))} of workers' time")
     return ", ".join(words)
 
 

@@ -11,6 +11,8 @@ from fastfeed.stats.histogram import Spread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fastfeed.stats.decoded import DecodedFacts
+
 # Of the document that `to_json` makes; a name that is there stays and keeps its meaning.
 _VERSION = 1
 
@@ -211,6 +213,8 @@ class Snapshot:
     workers: tuple[WorkerFacts, ...] = ()
     depth: Depth = field(default_factory=Depth)
     stage: StageFacts | None = None
+    decoded: DecodedFacts | None = None
+    """Of the cache of decoded samples, if there is one."""
 
     @property
     def samples_per_s(self) -> float:
@@ -243,6 +247,9 @@ class Snapshot:
         stage = self.stage
         if stage is not None and before.stage is not None:
             stage = stage.since(before.stage)
+        decoded = self.decoded
+        if decoded is not None and before.decoded is not None:
+            decoded = decoded.since(before.decoded)
         counted = ("batches", "samples", "nbytes", "copied", "elapsed_s", "busy_s")
         numbers = {
             name: getattr(self, name) - getattr(before, name)
@@ -259,6 +266,7 @@ class Snapshot:
             ),
             depth=self.depth.since(before.depth),
             stage=stage,
+            decoded=decoded,
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -267,6 +275,8 @@ class Snapshot:
         document = {"version": _VERSION, **asdict(self), **{n: getattr(self, n) for n in derived}}
         for worker, facts in zip(document["workers"], self.workers, strict=True):
             worker["batches"] = facts.batches
+        if self.decoded is not None:
+            document["decoded"]["saved_s"] = self.decoded.saved_s
         return document
 
     def to_json(self) -> str:
