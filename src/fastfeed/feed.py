@@ -108,6 +108,8 @@ class Feed:
             # Bytes that nobody decodes are read straight into the batch's memory.
             allocate = (lambda n: writer.empty((n,), np.uint8)) if self._only_raw else self._borrow
             records = self._read(wanted, allocate)
+            if self._ahead is not None:
+                self._ahead.arrived()
         if self._only_raw and isinstance(records, Records) and bool((records.sizes >= 0).all()):
             return {name: self._view(records, name) for name in self._raw}
         if self._options.transform is not None:

@@ -8,6 +8,7 @@ remote shards the cache folder is told instead (`staging/`), in which they arriv
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -70,6 +71,8 @@ class ReadAhead:
         self._window_of: NDArray[np.int64] = np.empty(0, np.int64)
         self._known = 0
         self._due: deque[int] = deque()
+        self._entering: Callable[[], None] | None = None
+        self._entered = False
 
     def follow(self, indices: NDArray[np.int64], epoch: int) -> None:
         """Take note of a batch that is about to be read."""
@@ -81,8 +84,13 @@ class ReadAhead:
             first = int(windows.min())
             # A batch may begin in one window and end in the next; the first is not done then.
             begin, end, soon = self._begins[[first, first + 1, min(first + 2, len(self._windows))]]
-            window, zone = int(end - begin), int(soon - begin)
-            self._staged.reached(int(begin), window=window, zone=zone)
+            reached = partial(
+                self._staged.reached, int(begin), window=int(end - begin), zone=int(soon - begin)
+            )
+            if self._entered:
+                reached()
+            else:  # the first batch has the link for itself
+                self._entering, self._entered = reached, True
         # One window is in use and the next is wanted; what lies further back was asked for.
         wanted = min(int(windows.max(initial=-1)) + 2, len(self._windows))
         while self._known < wanted:
@@ -92,6 +100,12 @@ class ReadAhead:
         # A few at a time: the first batch must not wait until thousands of shards are open.
         for _ in range(min(_AT_A_TIME, len(self._due))):
             self._advise(self._due.popleft())
+
+    def arrived(self) -> None:
+        """Take note that the batch was read."""
+        entering, self._entering = self._entering, None
+        if entering is not None:
+            entering()
 
     def close(self) -> None:
         """Ask for nothing any more."""

@@ -104,6 +104,7 @@ def read(staged, far, sources, *, epochs=2, settle=None):
                 offset = 512 + 100 * row
                 data = opened[shard].read_at(offset, 100)
                 assert data == right[shard][offset : offset + 100]
+            ahead.arrived()
     ahead.close()
 
 

@@ -109,12 +109,54 @@ def test_the_first_batch_waits_for_no_shard(make_shards, far):
     ahead = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
     batch = shards.order(0)[:8]
     ahead.follow(batch, 0)
+    ahead.arrived()
     assert stuck.wait(30)
     for index in batch:
         shards.sample(index)
     assert shards.staged.counts().far_bytes == 8 * 110
     go_on.set()
     ahead.close()
+
+
+def test_staging_begins_when_the_first_batch_has_arrived(make_shards, far):
+    """The first batch has the link for itself; a second one that comes without it ends that."""
+    for arrives in (True, False):
+        shards = make_shards(4, room=9)
+        ahead = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
+        ahead.follow(shards.order(0)[:8], 0)
+        assert shards.staged._follower._stager is None
+        if arrives:
+            ahead.arrived()
+        else:
+            ahead.follow(shards.order(0)[8:16], 0)
+        assert shards.staged._follower._stager is not None
+        ahead.close()
+
+
+def test_a_data_set_that_nobody_closes_stops_bringing(make_shards, far):
+    """Its stager ends with its last reference; what it was bringing leaves nothing."""
+    shards = make_shards(4, room=9)
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hook(verb, name):
+        if verb == "read":
+            stuck.set()
+            go_on.wait()
+
+    far.hook = hook
+    folder = shards.staged._shelf.folder
+    staged = Staged(Cache(folder, "1MB"), describe=lambda url: None, opener=far.open)
+    staged.learn(shards.sources)
+    staged.expect([shards.name(n) for n in range(4)])
+    staged.reached(0, window=1, zone=2)
+    threads = staged._follower._stager._threads
+    assert stuck.wait(30)
+    del staged
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert [name for name in names(folder) if not name.endswith(".shard")] == []
 
 
 def test_later_windows_wait_instead_of_reading_twice(make_shards, far):
@@ -133,8 +175,10 @@ def test_later_windows_wait_instead_of_reading_twice(make_shards, far):
     far.hook = hook
     ahead = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
     ahead.follow(shards.order(0)[:10], 0)
+    ahead.arrived()
     assert stuck.wait(30)
     ahead.follow(shards.order(0)[10:20], 0)
+    ahead.arrived()
     reader = threading.Thread(target=lambda: shards.sample(second * 10))
     reader.start()
     waits = shards.staged._follower
@@ -157,6 +201,7 @@ def test_a_stager_that_lags_is_waited_for(make_shards, far, processes):
         ahead = ReadAhead(shards, shards.plan, worker=0, workers=2, staged=shards.staged)
         far.hook = lambda verb, name: os.read(go, 1) if verb == "read" else None
         ahead.follow(shards.order(0)[:10], 0)
+        ahead.arrived()
         os.write(sender, b"x")
         assert shards.staged._follower._stager.wait(30)
         ahead.close()
@@ -165,7 +210,9 @@ def test_a_stager_that_lags_is_waited_for(make_shards, far, processes):
     os.read(receiver, 1)
     ahead = ReadAhead(shards, shards.plan, worker=1, workers=2, staged=shards.staged)
     ahead.follow(shards.order(0)[:10], 0)
+    ahead.arrived()
     ahead.follow(shards.order(0)[50:60], 0)
+    ahead.arrived()
     reading = threading.Thread(target=lambda: shards.sample(shards.order(0)[55]))
     reading.start()
     os.write(now, bytes(20))
@@ -209,9 +256,11 @@ def test_waiting_for_a_stopped_stager_ends(make_shards, far, make_shelf, caplog)
     part = make_shelf().reserve(shards.sources[order[1]])  # and nothing ever comes
     ahead = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
     ahead.follow(shards.order(0)[:10], 0)
+    ahead.arrived()
     shards.staged._follower._patience = 0.05
     for turn in (1, 1):
         ahead.follow(shards.order(0)[10 * turn : 10 * turn + 10], 0)
+        ahead.arrived()
         shards.sample(order[turn] * 10)
     assert caplog.text.count("not waiting for staging any more") == 1
     assert f"process {os.getpid()}" in caplog.text
@@ -240,15 +289,18 @@ def test_c28_what_is_cached_is_not_asked_for_again(make_shards, far, settle, lea
     ahead = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
     for index in shards.order(0):
         ahead.follow(np.array([index]), 0)
+        ahead.arrived()
         shards.sample(index)
     settle(shards.staged)
     reads, opened = far.count(), far.count("open")
     for index in shards.order(1):
         ahead.follow(np.array([index]), 1)
+        ahead.arrived()
         shards.sample(index)
     for turn in range(100):
         one = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
         one.follow(shards.order(turn)[:1], turn)
+        one.arrived()
         shards.sample(shards.order(turn)[0])
         one.close()
     assert (far.count(), far.count("open")) == (reads, opened)
@@ -262,6 +314,7 @@ def run_epochs(shards, epochs, *, settle):
         seen = []
         for window in shards.plan(epoch).windows():
             ahead.follow(window * 10, epoch)
+            ahead.arrived()
             settle(shards.staged)
             for shard in window:
                 seen += [shards.sample(shard * 10 + row) for row in range(10)]
@@ -370,6 +423,7 @@ def test_what_is_held_is_let_go(make_shards, settle, make_shelf):
     ahead = ReadAhead(shards, lambda _: InOrder(8), worker=0, workers=1, staged=shards.staged)
     for index in range(80):
         ahead.follow(np.array([index]), 0)
+        ahead.arrived()
         settle(shards.staged)
         shards.sample(index)
         assert len(shards.staged._held) <= 2
@@ -387,7 +441,9 @@ def test_other_shards_are_still_advised(make_shards, far):
     assert len(shards.asked) == 4
     ahead = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
     ahead.follow(shards.order(0)[:2], 0)
+    ahead.arrived()
     ahead.follow(np.empty(0, np.int64), 0)
+    ahead.arrived()
     assert len(shards.asked) == 4
     ahead.close()
 
@@ -460,6 +516,7 @@ def test_c16_workers_share_a_shelf_too_small(make_shards, tmp_path, processes, s
         for index in order[number::4]:
             os.read(turns[0], 1)
             ahead.follow(np.array([index]), seed)
+            ahead.arrived()
             shards.sample(index)
             with done.open("a") as file:
                 file.write(f"{index}\n")
@@ -489,6 +546,7 @@ def test_c16_two_ranks_with_workers_of_their_own(make_shards, tmp_path, processe
             if turn == stop:
                 os.kill(os.getpid(), signal.SIGKILL)
             ahead.follow(np.array([index]), 0)
+            ahead.arrived()
             shards.sample(index)
             with done.open("a") as file:
                 file.write(f"{index}\n")

@@ -86,24 +86,33 @@ def read(
     base = 0
     far = shards.far_readers()
     waiting: list[Future[None]] = []
-    for part in parts:
-        chosen = np.zeros(part.present.shape, np.int64)
-        chosen[part.present] = part.runs.places + base
-        starts[part.samples] = chosen
-        sizes[part.samples] = np.where(part.present, part.cells[..., _SIZE].view(np.int64), -1)
-        for offset, size in zip(part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True):
-            into = view[base : base + size]
-            base += size
-            if size and far is not None:
-                waiting.append(far.submit(_read_run, part.opened, offset, into))
-            elif size:
-                _read_run(part.opened, offset, into)
-        if verify and far is None:  # while the bytes are in the cores' cache
-            _verify(shards, part, view, starts=starts[part.samples], fields=fields)
-    if far is not None:
-        _await_all(waiting)
-        for part in parts if verify else ():
-            _verify(shards, part, view, starts=starts[part.samples], fields=fields)
+    coming: list[_Part] = []
+    try:
+        for part in parts:
+            chosen = np.zeros(part.present.shape, np.int64)
+            chosen[part.present] = part.runs.places + base
+            starts[part.samples] = chosen
+            sizes[part.samples] = np.where(part.present, part.cells[..., _SIZE].view(np.int64), -1)
+            pool = None if part.opened.is_near else far
+            for offset, size in zip(
+                part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
+            ):
+                into = view[base : base + size]
+                base += size
+                if size and pool is not None:
+                    waiting.append(pool.submit(_read_run, part.opened, offset, into))
+                elif size:
+                    _read_run(part.opened, offset, into)
+            if pool is not None:
+                coming.append(part)
+            elif verify:  # while the bytes are in the cores' cache
+                _verify(shards, part, view, starts=starts[part.samples], fields=fields)
+    finally:
+        wait(waiting)  # until no read writes into the buffer any more
+    for read_run in waiting:
+        read_run.result()
+    for part in coming if verify else ():
+        _verify(shards, part, view, starts=starts[part.samples], fields=fields)
     return Records(buffer, starts, sizes)
 
 
@@ -112,18 +121,11 @@ def _read_run(opened: OpenShard, offset: int, into: memoryview) -> None:
         opened.storage.read_into(offset, into)
 
 
-def _await_all(reads: Sequence[Future[None]]) -> None:
-    """Wait until no read writes into the buffer any more, then raise what the first one met."""
-    wait(reads)
-    for one in reads:
-        one.result()
-
-
 def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) -> Iterator[_Part]:
     numbers, rows = shards.locate(indices)
-    for shard in np.unique(numbers).tolist():
+    held: list[int] = np.unique(numbers).tolist()
+    for shard, opened in zip(held, shards.open_all(held), strict=True):
         samples = np.flatnonzero(numbers == shard)
-        opened = shards.open(shard)
         here = rows[samples]
         cells = _cells(opened, here, fields)
         opened.index.let_pages_go()

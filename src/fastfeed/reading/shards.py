@@ -20,8 +20,10 @@ from fastfeed.shardfile.index import MISSING
 from fastfeed.shardfile.names import split_name
 from fastfeed.shardfile.tar import read_member
 from fastfeed.staging.source import Source
+from fastfeed.staging.staged import StagedShard
 from fastfeed.storage.compressed import CompressedShard, wrap
 from fastfeed.storage.frames import FrameCache
+from fastfeed.storage.local import LocalFile
 from fastfeed.storage.open import open_storage
 from fastfeed.storage.urls import is_remote, shown
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from fastfeed.storage.open import Storage
 
 # Reads of a batch under way at a time, where each is a round trip.
-_FAR = 16
+_FAR = 64
 
 MAX_OPEN = 128
 """Shards open at a time; each takes a descriptor, and one more for the map of its index."""
@@ -56,6 +58,13 @@ class OpenShard:
     """The rows of the index: uint64 [samples, fields, (header, offset, size, checksum)]."""
     columns: dict[str, int]
     """Position of each field in `cells`."""
+
+    @property
+    def is_near(self) -> bool:
+        """Whether reads go to a file of this machine, and so take no round trips."""
+        if isinstance(self.storage, StagedShard):
+            return self.storage.is_near
+        return isinstance(self.storage, LocalFile)
 
 
 class ShardSet:
@@ -199,6 +208,13 @@ class ShardSet:
         if opened.storage.size != self.shard_bytes[shard]:
             raise self._disagree(opened, f"{opened.storage.size:,} bytes")
         return opened
+
+    def open_all(self, shards: Sequence[int]) -> list[OpenShard]:
+        """Return shards as `open` does; remote ones side by side, since each takes round trips."""
+        far = self.far_readers()
+        if far is None or all(shard in self._open for shard in shards):
+            return [self.open(shard) for shard in shards]
+        return list(far.map(self.open, shards))
 
     def _opened(self, number: int) -> OpenShard:
         # No lock: one held by another thread while a process forks would never be released. Each

@@ -153,6 +153,12 @@ class Follower:
         """Stop bringing and needing; another process may go on."""
         if self._stager is not None:
             self._stager.close()
+        self.end()
+
+    def end(self) -> None:
+        """Stop, but wait for nobody: pieces under way end later."""
+        if self._stager is not None:
+            self._stager.end()
             self._stager = None
         if self._election is not None:
             self._election.resign()

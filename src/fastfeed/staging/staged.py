@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -22,14 +23,17 @@ from fastfeed.staging.shelf import Shelf
 from fastfeed.staging.source import describe as ask
 from fastfeed.storage.answers import Facts
 from fastfeed.storage.open import open_storage
+from fastfeed.storage.remote import RemoteFile
 from fastfeed.storage.urls import is_remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
     from fastfeed.options import Cache
+    from fastfeed.staging.disk import Disk
     from fastfeed.staging.shelf import StagedFile
     from fastfeed.staging.source import Source
     from fastfeed.storage.open import Storage
@@ -76,25 +80,34 @@ class Staged:
         self._opener = opener or partial(open_storage, storage_options=storage_options)
         self._describe = describe or partial(ask, storage_options=storage_options)
         self._sources: dict[str, Source | None] = {}
-        self.disk = inspect(self._shelf.folder)
-        """What was found of the folder's disk."""
-        log.info("cache: %s", self.disk)
-        if self.disk.warning is not None:
-            log.warning("cache: %s", self.disk.warning)
         self._begin()
+        # While the manifest is on its way.
+        pool = ThreadPoolExecutor(1, "fastfeed-disk")
+        self._looking: Future[Disk] | None = pool.submit(inspect, self._shelf.folder)
+        pool.shutdown(wait=False)
 
     def _begin(self) -> None:
         """Begin in a process of its own: nothing that is open or running is shared."""
         self._pid = os.getpid()
         self._follower: Follower | None = None
+        self._end: weakref.finalize[..., Staged] | None = None
         self._staged_before: list[int] = []
         self._held: OrderedDict[str, StagedShard] = OrderedDict()
         self._lock = threading.Lock()
         self._local_bytes = self._far_bytes = 0
 
     def learn(self, sources: Iterable[Source]) -> None:
-        """Take what a manifest says of shards, so that nobody asks the storage for it."""
+        """Take what a manifest says of shards, so that nobody asks the storage for it.
+
+        Says in the log what was found of the folder's disk; StorageError if it takes nothing.
+        """
         self._sources.update((source.url, source) for source in sources)
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            disk = looking.result()
+            log.info("cache: %s", disk)
+            if disk.warning is not None:
+                log.warning("cache: %s", disk.warning)
 
     def open(self, url: str) -> Storage:
         """Open a shard; one that is known is not asked for before its first byte is read."""
@@ -116,6 +129,8 @@ class Staged:
         self._staged_before = [0, *accumulate(source is not None for source in found)]
         if self._follower is None:
             self._follower = Follower(self._shelf, self._opener)
+            # A data set that nobody closes ends with its last reference, and its stager with it.
+            self._end = weakref.finalize(self, _end_in, os.getpid(), self._follower)
         self._follower.expect([source for source in found if source is not None])
 
     def reached(self, place: int, *, window: int, zone: int) -> None:
@@ -146,6 +161,8 @@ class Staged:
         follower, self._follower = self._follower, None
         if follower is not None:
             follower.close()
+        if self._end is not None:
+            self._end.detach()
         with self._lock:
             for shard in self._held.values():
                 shard.let_go()
@@ -173,7 +190,10 @@ class Staged:
 
     def open_far(self, source: Source) -> Storage:
         """Open a shard where it comes from."""
-        return self._opener(source.url)
+        remote = self._opener(source.url)
+        if isinstance(remote, RemoteFile):
+            remote.believe(Facts(source.size, source.tag))
+        return remote
 
     def lose(self, source: Source, error: StorageError) -> None:
         """Take a shard that the disk does not give back off the shelf."""
@@ -192,12 +212,19 @@ class Staged:
             self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_follower", "_held", "_lock"}
+        own = {"_follower", "_end", "_held", "_lock", "_looking"}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._looking = None
         self._begin()
+
+
+def _end_in(process: int, follower: Follower) -> None:
+    # A forked child has a copy of it, whose threads and locks are its parent's.
+    if process == os.getpid():
+        follower.end()
 
 
 class StagedShard:
@@ -214,6 +241,11 @@ class StagedShard:
     def size(self) -> int:
         """Bytes in the shard, as the manifest or the storage says."""
         return self.source.size
+
+    @property
+    def is_near(self) -> bool:
+        """Whether it is on the shelf, open, so that reads ask nobody else."""
+        return self._file is not None
 
     @property
     def facts(self) -> Facts:

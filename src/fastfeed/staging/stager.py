@@ -17,6 +17,7 @@ from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.locks import lock_now
 from fastfeed.staging.shelf import Refusal
 from fastfeed.staging.transfer import PIECE, Transfer
+from fastfeed.storage.answers import Facts
 from fastfeed.storage.remote import RemoteFile
 from fastfeed.storage.urls import shown
 
@@ -68,8 +69,13 @@ class Election:
 
 
 def open_checked(source: Source, opener: Callable[[str], Storage]) -> Storage:
-    """Open a shard where it comes from, if it is still the one that is known; or StorageError."""
+    """Open a shard where it comes from, if it is still the one that is known; or StorageError.
+
+    Where answers tell which object they are of, the first read is what raises it.
+    """
     remote = opener(source.url)
+    if isinstance(remote, RemoteFile) and remote.believe(Facts(source.size, source.tag)):
+        return remote
     with ExitStack() as stack:
         stack.push(remote)
         if remote.size != source.size:
@@ -143,13 +149,16 @@ class Stager:
     def close(self) -> None:
         """End the threads after the pieces under way; parts not finished leave nothing."""
         with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+            self.end()
         for thread in self._threads:
             thread.join()
-        current, self._current = self._current, None
-        if current is not None:
-            current.abandon(StorageError("the stager was closed"))
+
+    def end(self) -> None:
+        """Ask the threads to end; of use to finalisers, which may run while any lock is held."""
+        self._closed = True
+        if self._changed.acquire(blocking=False):
+            self._changed.notify_all()
+            self._changed.release()
 
     def _run(self) -> None:
         buffer = memoryview(bytearray(self._piece))
@@ -157,6 +166,10 @@ class Stager:
             transfer, offset = taken
             if transfer.carry(offset, buffer):
                 self._ended(transfer)
+        with self._changed:
+            current, self._current = self._current, None
+        if current is not None:
+            current.abandon(StorageError("the stager was closed"))
 
     def _next(self) -> tuple[Transfer, int] | None:
         """Return a piece to bring; None at the end. One thread at a time chooses the next shard."""

@@ -26,6 +26,8 @@ _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs":
 _EXTRAS.update({"abfss": "az", "http": "http", "https": "http", "hf": "hf"})
 # These name this machine, or wrap another URL; shards are read where they lie.
 _REFUSED = frozenset(("local", "pipe", "data", "simplecache", "filecache", "blockcache", "cached"))
+_CONNECTIONS = 100
+"""To one server; as many as aiohttp allows by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +124,10 @@ class Connection:
         try:
             kind = _class_of(self._place.scheme)
             if has_s3_calls(kind):
-                # Attempts are counted and paced in one place, `persist`.
-                given = options.get("config_kwargs", {})
-                options["config_kwargs"] = {"retries": {"max_attempts": 0}, **given}
+                # Attempts are counted and paced in one place, `persist`; and a batch has many
+                # requests, of which botocore would let ten go at a time.
+                own = {"retries": {"max_attempts": 0}, "max_pool_connections": _CONNECTIONS}
+                options["config_kwargs"] = {**own, **options.get("config_kwargs", {})}
             built = kind(**options, skip_instance_cache=True)
             if has_s3_calls(kind):
                 built.retries = 1

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Self, TypeVar
 
+    from fastfeed.storage.connection import Connection
     from fastfeed.storage.wires import Wire
 
     T = TypeVar("T")
@@ -53,6 +54,16 @@ class RemoteFile:
         self._facts = facts
         self._head = b""
         self._closed = False
+
+    def believe(self, facts: Facts) -> bool:
+        """Take facts for known, if answers tell of themselves, and say whether they do.
+
+        Then nothing is asked for, and the first answer of another object is an error.
+        """
+        told = self._wire(connect(self._place)).tells_facts
+        if told:
+            self._facts = facts
+        return told
 
     @property
     def facts(self) -> Facts:
@@ -171,7 +182,9 @@ class RemoteFile:
 
     def _fill_parts(self, offset: int, buffer: memoryview) -> None:
         """Read the parts of a large range at once, or one after the other if the server must."""
-        tag = self.facts.tag
+        told = self._wire(connect(self._place)).tells_facts
+        known = self._facts if told else self.facts
+        tag = None if known is None else known.tag
         parts = {
             offset + start: Sink(buffer[start : start + PART])
             for start in range(0, len(buffer), PART)
@@ -216,11 +229,16 @@ class RemoteFile:
         return found
 
     def _learn(self, found: Facts) -> None:
-        """Keep what an answer said, if it is the first; parts race for that, so compare again."""
-        if self._facts is None and (found.size is not None or found.tag is not None):
-            self._facts = found
-        elif self._facts is not None and not same_tag(self._facts.tag, found.tag):
+        """Keep what the first answer said, and compare the others with it; parts race for that."""
+        known = self._facts or Facts(None, None)
+        sizes = {known.size, found.size} - {None}
+        if len(sizes) > 1:
+            fact = f"the object has {found.size:,} bytes, and had {known.size:,} before"
+            raise GaveUp(Fault("changed", fact), 1, 0.0)
+        if not same_tag(known.tag, found.tag):
             raise GaveUp(Fault("changed", "the object changed between two requests"), 1, 0.0)
+        if sizes or known.tag or found.tag:
+            self._facts = Facts(next(iter(sizes), None), known.tag or found.tag)
 
     def _ask(self) -> Facts:
         found, head = self._try(lambda wire, seconds, idle: wire.facts(seconds=seconds, idle=idle))
@@ -236,10 +254,12 @@ class RemoteFile:
         used = connection.filesystem
 
         def attempt(seconds: float) -> T:
-            wire = wire_to(connection, self._place.scheme, self._path)
-            return work(wire, seconds, self._patience.idle_s)
+            return work(self._wire(connection), seconds, self._patience.idle_s)
 
         return persist(attempt, self._patience, size=size, renew=lambda: connection.renew(used))
+
+    def _wire(self, connection: Connection) -> Wire:
+        return wire_to(connection, self._place.scheme, self._path)
 
     def _failed(self, gave_up: GaveUp, offset: int | None = None) -> StorageError:
         fault = gave_up.fault

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class HttpWire:
     """Requests of http; the session, with its headers and authentication, is fsspec's."""
 
+    tells_facts = True
+
     def __init__(self, connection: Connection, url: str) -> None:
         self._connection = connection
         self._url = url

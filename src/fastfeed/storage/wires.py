@@ -35,6 +35,11 @@ _TAGS = (
 class Wire(Protocol):
     """Sends single requests for one object. `seconds` is for the request, `idle` between bytes."""
 
+    @property
+    def tells_facts(self) -> bool:
+        """Whether an answer to `fill` says which object it is of, as far as the server knows."""
+        ...
+
     def facts(self, *, seconds: float, idle: float) -> tuple[Facts, bytes]:
         """Return what the storage says of the object, and its first bytes if they came along."""
         ...
@@ -61,6 +66,8 @@ def wire_to(connection: Connection, scheme: str, path: str) -> Wire:
 
 class PlainWire:
     """Requests of any other file system of fsspec: exactly the bytes asked for, or a fault."""
+
+    tells_facts = False
 
     def __init__(self, connection: Connection, path: str) -> None:
         self._connection = connection
