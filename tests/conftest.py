@@ -1,11 +1,15 @@
-"""Shared fixtures: where the large test data lies, the leak gauge, and the skip count."""
+"""Shared fixtures: where the large test data lies, an S3 server, the leak gauge, the skip count."""
 
 from __future__ import annotations
 
 import gc
 import os
 import re
+import socket
+import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,71 @@ def large_data() -> Path:
 def photos() -> list[Path]:
     """The small CC0 photos of examples/photos, in name order."""
     return sorted((Path(__file__).parent.parent / "examples" / "photos").rglob("*.jpg"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary(tmp_path_factory):
+    """Keep what torch, torchrun and Lightning leave in the temporary folder where pytest clears up.
+
+    A worker of torch's whose loop is left early may leave a folder with a socket. We leave nothing.
+    """
+    folder = tmp_path_factory.mktemp("temporary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr("tempfile.tempdir", None)
+        yield
+    assert not list(folder.glob("fastfeed*"))
+
+
+@pytest.fixture(scope="session")
+def await_port():
+    """Wait until a server's process answers at its port."""
+
+    def wait(port, process):
+        for _ in range(600):
+            assert process.poll() is None, "the server ended"
+            try:
+                socket.create_connection(("127.0.0.1", port), 1).close()
+            except OSError:
+                time.sleep(0.05)  # another process tells nobody when it is ready
+            else:
+                return
+        raise AssertionError("the server does not answer")
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def s3_server(await_port):
+    """The endpoint of moto's S3, in a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = (
+        "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', sys.argv[1]])"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(port)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "MOTO_ALLOW_NONEXISTENT_REGION": "1"},
+    )
+    try:
+        await_port(port, process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
+    """Leave what is imported by now out of collections; torch alone makes each take 0.15 s.
+
+    What a test makes is not frozen, so nothing that it leaves behind escapes the gauge.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _gauge() -> dict[str, int]:
