@@ -268,6 +268,17 @@ def recorded(tmp_path):
 
 
 @pytest.fixture
+def only():
+    """Assert that of some checks these and no others found something, or could not see."""
+
+    def check_only(checks, *bad):
+        found = {number: one.finding for number, one in checks.items() if one.status != "ok"}
+        assert found.keys() == set(bad), found
+
+    return check_only
+
+
+@pytest.fixture
 def texts():
     """Functions that write files of /proc as the kernel does."""
     import types

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import random
 import tarfile
 
@@ -122,3 +123,66 @@ def number_shards(tmp_path):
         return sorted(map(str, folder.iterdir()))
 
     return write
+
+
+def _travelled(state):
+    """Return a state that went through a file, as checkpoints do, weights only."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def _golden(make, epochs=3):
+    torch.manual_seed(3)
+    loader = make()
+    return [[batch.tolist() for batch in loader] for _ in range(epochs)]
+
+
+def _joined(makes, cuts, epochs=3):
+    """Return the batches of a run that is cut after so many batches, and resumed each time.
+
+    Each part has a new loader and another state of the global generator, as a new process has.
+    """
+    torch.manual_seed(3)
+    found, state, seen = [[]], None, 0
+    makes = itertools.cycle(makes)
+    for cut in [*cuts, None]:
+        loader = next(makes)()
+        if state is not None:
+            torch.manual_seed(1000 + seen)
+            loader.load_state_dict(_travelled(state))
+            again = loader.state_dict()
+            assert repr(again) == repr(state)  # saved before a step: the same
+        state = None
+        while len(found) <= epochs:
+            for batch in loader:
+                found[-1].append(batch.tolist())
+                seen += 1
+                if seen == cut:
+                    state = loader.state_dict()
+                    break
+            if state is not None:
+                break
+            found.append([])
+        if state is None:
+            break
+    return found[:epochs]
+
+
+@pytest.fixture(scope="session")
+def travelled():
+    """Send a state through a file."""
+    return _travelled
+
+
+@pytest.fixture(scope="session")
+def golden():
+    """The batches of a few epochs of a new loader, by epoch."""
+    return _golden
+
+
+@pytest.fixture(scope="session")
+def joined():
+    """The same of a run that is cut and resumed."""
+    return _joined

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import warnings
 from itertools import pairwise
@@ -203,32 +202,14 @@ def test_resume_wants_the_same_compression(source, shards, run, tmp_path, conten
     assert contents_of(shards) == before
 
 
-SCRIPT = """
-import os, signal, sys
-at, seen = int(sys.argv[1]), 0
-def counted(call):
-    def wrapper(*arguments, **options):
-        global seen
-        seen += 1
-        if seen == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments, **options)
-    return wrapper
-os.write, os.replace, os.open = map(counted, (os.write, os.replace, os.open))
-from pathlib import Path
-Path.replace = counted(Path.replace)
-from fastfeed_shard.main import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 @pytest.mark.parametrize("attempt", range(5))
-def test_c05_killed_at_any_point(source, shards, run, tmp_path, contents_of, attempt):
+def test_c05_killed_at_any_point(  # noqa: PLR0917 - fixtures
+    source, shards, run, run_killed, tmp_path, contents_of, attempt
+):
     """No half shard has its name after SIGKILL, and --resume gives the bytes of a whole build."""
     out = tmp_path / "killed"
     at = random.Random(attempt).randrange(1, 60)
-    command = [sys.executable, "-c", SCRIPT, str(at), "build", str(source), str(out), *ZSTD]
-    done = subprocess.run([*command, "--jobs", "1"], capture_output=True, check=False)
+    done = run_killed(at, "build", source, out, *ZSTD, "--jobs", "1")
     assert done.returncode in {0, -signal.SIGKILL}
     if out.exists():
         for path in out.glob("*.tar.zst"):

@@ -6,8 +6,6 @@ import gzip
 import os
 import random
 import signal
-import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -139,36 +137,14 @@ def test_a_source_that_is_cut(plain, tmp_path, run):
     assert "train-000001.tar" in err
 
 
-# At its n-th write, rename or open a process kills itself.
-SCRIPT = """
-import os, signal, sys
-at, seen = int(sys.argv[1]), 0
-def counted(call):
-    def wrapper(*arguments, **options):
-        global seen
-        seen += 1
-        if seen == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return call(*arguments, **options)
-    return wrapper
-os.write, os.replace, os.open = map(counted, (os.write, os.replace, os.open))
-from pathlib import Path
-Path.replace = counted(Path.replace)
-from fastfeed_shard.main import main
-sys.exit(main(sys.argv[2:]))
-"""
-
-
 @pytest.mark.parametrize("attempt", range(5))
-def test_c05_killed_at_any_point(plain, tmp_path, built, contents_of, attempt):
+def test_c05_killed_at_any_point(plain, tmp_path, built, contents_of, run_killed, attempt):
     """After SIGKILL each shard that has its name is whole; --resume completes it byte for byte."""
-    arguments = ["convert", str(plain), str(tmp_path / "out"), "--compress", "zstd", *SMALL]
-    right = [*arguments[:2], str(tmp_path / "right"), *arguments[3:]]
-    built(*right)
+    arguments = ["convert", plain, tmp_path / "out", "--compress", "zstd", *SMALL]
+    built(*arguments[:2], tmp_path / "right", *arguments[3:])
     wanted = contents_of(tmp_path / "right")
     at = random.Random(attempt).randrange(3, 60)
-    command = [sys.executable, "-c", SCRIPT, str(at), *arguments, "--jobs", "1"]
-    killed = subprocess.run(command, capture_output=True, check=False)
+    killed = run_killed(at, *arguments, "--jobs", "1")
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     for name, content in contents_of(tmp_path / "out").items():
         if not name.startswith("."):

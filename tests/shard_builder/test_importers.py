@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-import gzip
 import io
-import json
-import shutil
-import struct
 from pathlib import Path
 
 import datasets
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fastfeed.errors import ShardError
 from fastfeed_shard.importers.columns import Columns
-from fastfeed_shard.importers.example import parse_example
 from fastfeed_shard.importers.rows import Row
-from fastfeed_shard.importers.tfrecord import read_records
 
 GOLDEN = Path(__file__).with_name("golden")
 JPEG = b"\xff\xd8\xff\xe0"
@@ -137,170 +127,6 @@ def test_a_folder_of_splits(pictures, tmp_path, run):
     code, _, err = run("convert", tmp_path / "in", tmp_path / "out")
     assert code == 2
     assert f"{tmp_path}/in/train" in err
-
-
-@pytest.mark.parametrize("folder", ["mds", "mds_zstd"])
-def test_mds_of_its_own_writer(folder, tmp_path, built, samples_of):
-    """What streaming's MDSWriter wrote, plain and compressed, is read to the last column."""
-    built("convert", GOLDEN / folder, tmp_path / "out")
-    samples = samples_of(tmp_path / "out")
-    assert len(samples) == 3
-    one = samples["000000001"]
-    assert array_of(one.pop("emb.npy")).tolist() == [1, 2, 3]
-    assert array_of(one.pop("any.npy")).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert np.array_equal(array_of(one.pop("pil.npy")), np.full((2, 3, 3), 1, np.uint8))
-    assert one == {
-        "jpg": JPEG + b"jpeg1",
-        "txt": "größe 1".encode(),
-        "cls": b"1",
-        "width.txt": b"641",
-        "score.txt": b"0.2",
-        "meta.json": b'{"n": [1, null]}',
-        "frames_0.jpg": b"\xff\xd8\xff1",
-        "frames_1.jpg": b"\xff\xd8\xffz",
-        "id.txt": b"100000000000000000001",
-    }
-
-
-def _index_with(tmp_path, change):
-    """Copy the golden MDS folder, and change the document of its index."""
-    folder = tmp_path / "mds"
-    shutil.copytree(GOLDEN / "mds", folder)
-    index = json.loads((folder / "index.json").read_text())
-    change(index["shards"][0])
-    (folder / "index.json").write_text(json.dumps(index))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "words"),
-    [
-        (lambda shard: shard["column_encodings"].__setitem__(0, "pkl"), 2, "pickle may run"),
-        (lambda shard: shard["column_encodings"].__setitem__(0, "dream"), 2, "'dream'"),
-        (lambda shard: shard["raw_data"].update(basename="../x.mds"), 1, "outside"),
-        (lambda shard: shard["raw_data"].update(bytes=17), 1, "17"),
-        (lambda shard: shard["raw_data"]["hashes"].update(sha1="00"), 1, "sha1"),
-        (lambda shard: shard.update(samples=4), 1, "4"),
-        (lambda shard: shard.update(format="csv"), 2, "'csv'"),
-        (lambda shard: shard.pop("column_sizes"), 1, "damaged"),
-        (lambda shard: shard.update(compression="br", zip_data=shard["raw_data"]), 2, "'br'"),
-    ],
-)
-def test_mds_that_cannot_be_taken(tmp_path, run, change, code, words):
-    """Pickles, names outside of the folder, and sizes and digests that don't fit are refused."""
-    found, _, err = run("convert", _index_with(tmp_path, change), tmp_path / "out")
-    assert found == code
-    assert words in err
-
-
-def test_mds_with_flipped_bytes(tmp_path, run):
-    """Without digests too, a damaged shard never escapes as another kind of error."""
-    folder = _index_with(tmp_path, lambda shard: shard["raw_data"].update(hashes={}))
-    path = folder / "shard.00000.mds"
-    right = path.read_bytes()
-    for place in range(0, len(right), 7):
-        path.write_bytes(right[:place] + bytes([right[place] ^ 0x55]) + right[place + 1 :])
-        out = tmp_path / f"out{place}"
-        code, _, err = run("convert", folder, out, "--quiet")
-        assert code == 0 or "mds" in err
-
-
-def test_tfrecord_of_another_writer(tmp_path, built, samples_of):
-    """A file that the tfrecord package wrote, plain and with gzip around it."""
-    packed = tmp_path / "in" / "train-00000-of-00001"
-    packed.parent.mkdir()
-    packed.write_bytes(gzip.compress((GOLDEN / "three.tfrecord").read_bytes()))
-    for number, source in enumerate((GOLDEN / "three.tfrecord", packed, packed.parent)):
-        built("convert", source, tmp_path / str(number), "--from", "tfrecord")
-        samples = samples_of(tmp_path / str(number))
-        assert samples["000000002"] == {
-            "jpg": JPEG + b"jpeg2",
-            "cls": b"2",
-            "image_class_text.txt": "größe 2".encode(),
-            "image_height.txt": b"-480",
-            "score.txt": b"0.3",
-            "image_object_bbox_xmin.json": b"[0.25, 0.25]",
-            "ids.json": b"[1, -2, 1099511627778]",
-        }
-        assert samples["000000001"]["image_object_bbox_xmin.json"] == b"[0.25]"
-        assert "image_object_bbox_xmin.json" not in samples["000000000"]
-
-
-def frame(data):
-    """A record of a TFRecord file."""
-
-    def masked(part):
-        crc = google_crc32c.value(part)
-        return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-
-    length = struct.pack("<Q", len(data))
-    return length + struct.pack("<I", masked(length)) + data + struct.pack("<I", masked(data))
-
-
-def test_tfrecord_cut_or_flipped_anywhere(tmp_path):
-    """A cut is an error unless it lies between two records; any other byte is one always."""
-    whole = (GOLDEN / "three.tfrecord").read_bytes()
-    path = tmp_path / "x.tfrecord"
-    ends = {0}
-    for record in read_records(str(GOLDEN / "three.tfrecord")):
-        ends.add(max(ends) + 16 + len(record))
-    for cut in range(len(whole)):
-        path.write_bytes(whole[:cut])
-        if cut in ends:
-            list(read_records(str(path)))
-        else:
-            with pytest.raises(ShardError, match="record"):
-                list(read_records(str(path)))
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(ShardError, match="record"):
-            list(read_records(str(path)))
-
-
-def test_tfrecord_of_other_messages(tmp_path, run):
-    """A record that is no Example is named by file and number; huge lengths take no memory."""
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(frame(b"\x0a\x02\x0a\x00") + frame(b"hello"))
-    code, _, err = run("convert", path, tmp_path / "out")
-    assert code == 1
-    assert "x.tfrecord', record" in err
-    length = struct.pack("<Q", 1 << 30)
-    path.write_bytes(length + frame(length)[12 + 8 :] + b"short")
-    code, _, err = run("convert", path, tmp_path / "out")
-    assert code == 1
-    assert "cut" in err
-
-
-def test_a_feature_that_turns_into_a_list(tmp_path, run, built, samples_of):
-    """One value for a thousand records, then two: an error that names the way out, which works."""
-
-    def example(*numbers):
-        values = b"".join(b"\x08" + bytes([number]) for number in numbers)
-        ints = b"\x1a" + bytes([len(values)]) + values
-        entry = b"\x0a\x01n\x12" + bytes([len(ints)]) + ints
-        features = b"\x0a" + bytes([len(entry)]) + entry
-        return frame(b"\x0a" + bytes([len(features)]) + features)
-
-    path = tmp_path / "x.tfrecord"
-    path.write_bytes(b"".join(example(5) for _ in range(1000)) + example(6, 7))
-    code, _, err = run("convert", path, tmp_path / "out")
-    assert code == 2
-    assert "record 1,000" in err
-    assert "'n'" in err
-    built("convert", path, tmp_path / "out2", "--fields", "n=n.json")
-    samples = samples_of(tmp_path / "out2")
-    assert samples["000000000"] == {"n.json": b"5"}
-    assert samples["000001000"] == {"n.json": b"[6, 7]"}
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_as_an_example(data):
-    """A hostile message ends in one of two errors, or in values, never in anything else."""
-    try:
-        values = parse_example(data)
-    except (ValueError, IndexError):
-        return
-    assert all(isinstance(found, list) for found in values.values())
 
 
 @pytest.mark.parametrize("value", [{"a": b"x"}, [1, b"x"], 1j, [float("nan")]])

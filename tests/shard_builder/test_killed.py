@@ -5,35 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from fastfeed_shard.folder import STATE_NAME
 
 SMALL = ("--shard-size", "64KiB", "--quiet")
-
-# At its n-th write, open, rename or removal a process kills itself, or the build that forked it.
-SCRIPT = """
-import os, signal, sys
-victim, at = sys.argv[1], int(sys.argv[2])
-build = os.getpid()
-seen = 0
-def counted(call):
-    def wrapper(*arguments, **options):
-        global seen
-        seen += 1
-        if seen == at:
-            os.kill(build if victim == "build" else os.getpid(), signal.SIGKILL)
-        return call(*arguments, **options)
-    return wrapper
-os.write, os.replace, os.open = map(counted, (os.write, os.replace, os.open))
-from pathlib import Path
-Path.replace, Path.unlink = counted(Path.replace), counted(Path.unlink)
-from fastfeed_shard.main import main
-sys.exit(main(sys.argv[3:]))
-"""
 
 
 @pytest.fixture
@@ -51,18 +28,13 @@ def finals(folder):
 
 
 @pytest.mark.parametrize("attempt", range(10))
-def test_c05_killed_at_any_point(source, tmp_path, built, contents_of, attempt):
+def test_c05_killed_at_any_point(source, tmp_path, built, contents_of, run_killed, attempt):
     """After SIGKILL each shard that has its name is whole; --resume completes it byte for byte."""
     built("build", source, tmp_path / "right", *SMALL)
     right = contents_of(tmp_path / "right")
     out = tmp_path / "out"
     at = random.Random(attempt).randrange(1, 70)
-    command = [sys.executable, "-c", SCRIPT, "self", str(at)]
-    killed = subprocess.run(
-        [*command, "build", source, out, "--jobs", "1", *SMALL],
-        capture_output=True,
-        check=False,
-    )
+    killed = run_killed(at, "build", source, out, "--jobs", "1", *SMALL)
     assert killed.returncode == -signal.SIGKILL
     there = finals(out) if out.exists() else []
     for name in there:
@@ -71,16 +43,11 @@ def test_c05_killed_at_any_point(source, tmp_path, built, contents_of, attempt):
     assert contents_of(out) == right
 
 
-def test_c05_killed_with_its_workers(source, tmp_path, built, contents_of):
+def test_c05_killed_with_its_workers(source, tmp_path, built, contents_of, run_killed):
     """The same with two jobs, of which one is killed: the build says so and can go on."""
     built("build", source, tmp_path / "right", *SMALL)
     out = tmp_path / "out"
-    killed = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "self", "25", "build", source, out, "--jobs", "2", *SMALL],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    killed = run_killed(25, "build", source, out, "--jobs", "2", *SMALL)
     assert killed.returncode == 1
     assert "was killed by SIGKILL while it worked on train-00000" in killed.stderr
     assert "--resume" in killed.stderr
@@ -89,15 +56,11 @@ def test_c05_killed_with_its_workers(source, tmp_path, built, contents_of):
     assert contents_of(out) == contents_of(tmp_path / "right")
 
 
-def test_c05_killed_before_its_workers(source, tmp_path, run, contents_of):
+def test_c05_killed_before_its_workers(source, tmp_path, run, contents_of, run_killed):
     """A build whose workers outlive it for a moment doesn't disturb the next one."""
     assert run("build", source, tmp_path / "right", *SMALL)[0] == 0
     out = tmp_path / "out"
-    killed = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "build", "30", "build", source, out, "--jobs", "2", *SMALL],
-        capture_output=True,
-        check=False,
-    )
+    killed = run_killed(30, "build", source, out, "--jobs", "2", *SMALL, victim="build")
     assert killed.returncode == -signal.SIGKILL
     code, _, err = run("build", source, out, "--resume", *SMALL)
     assert code == 0, err
@@ -105,14 +68,10 @@ def test_c05_killed_before_its_workers(source, tmp_path, run, contents_of):
 
 
 @pytest.fixture
-def half_built(source, tmp_path, run):
+def half_built(source, tmp_path, run_killed):
     """A build that failed after its first shards, as if the disk had been full."""
     out = tmp_path / "out"
-    killed = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "self", "40", "build", source, out, "--jobs", "1", *SMALL],
-        capture_output=True,
-        check=False,
-    )
+    killed = run_killed(40, "build", source, out, "--jobs", "1", *SMALL)
     assert killed.returncode == -signal.SIGKILL
     assert any(name.endswith(".tar") for name in finals(out))
     return out

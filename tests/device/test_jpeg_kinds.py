@@ -1,0 +1,87 @@
+"""What kind a JPEG file is, and which decoder takes it."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import simplejpeg
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+
+from fastfeed.decoding.jpeg_kind import Kind, read_kind
+from fastfeed.device.decoders.choose import MAKERS, SUPPORTS
+
+CPU = torch.device("cpu")
+
+
+def jpeg(mode="RGB", size=(40, 24), **options):
+    """Return the file of a small picture."""
+    file = io.BytesIO()
+    Pillow.effect_noise(size, 60).convert(mode).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def kind_of(data):
+    return read_kind(memoryview(data))
+
+
+# Kinds
+
+
+@pytest.mark.parametrize("name", ["444", "422", "420", "440", "411"])
+def test_subsampling_is_read(name):
+    """The sampling factors of a frame are told by their usual name; rare ones are 'other'."""
+    data = simplejpeg.encode_jpeg(np.zeros((32, 32, 3), np.uint8), colorsubsampling=name)
+    kind = kind_of(data)
+    assert kind == Kind(name)
+    assert kind.is_common
+    factors = data.index(b"\xff\xc0") + 11
+    assert kind_of(data[:factors] + b"\x14" + data[factors + 1 :]) == Kind("other")
+
+
+def test_kinds_that_few_decoders_take():
+    """Progressive, gray, CMYK and split files are told apart, whatever stands before the frame."""
+    assert kind_of(jpeg("L")) == Kind("gray", components=1, space="gray")
+    progressive = kind_of(jpeg(progressive=True, exif=b"Exif\0\0" + b"\xff\xc0\0\x0b" * 9))
+    assert progressive == Kind("420", progressive=True, baseline=False, interleaved=True)
+    assert kind_of(jpeg("CMYK")).space == "CMYK"
+    assert not kind_of(jpeg("CMYK")).is_common
+    assert kind_of(jpeg(keep_rgb=True, subsampling=0)).space == "RGB"
+
+
+def test_what_is_no_complete_header():
+    """Text, a cut header, an endless one and a height told later have no kind."""
+    data = jpeg()
+    for cut in range(data.index(b"\xff\xda") + 4):
+        assert kind_of(data[:cut]) is None
+    assert kind_of(b"no picture") is None
+    assert kind_of(b"\xff\xd8" + b"\xff\xfe\0\2" * 20_000) is None
+    frame = data.index(b"\xff\xc0")
+    assert kind_of(data[: frame + 5] + b"\0\0" + data[frame + 7 :]) is None
+
+
+@given(st.binary(max_size=300), st.integers(0, 400))
+def test_rubbish_has_a_kind_or_none(rubbish, place):
+    """Whatever bytes say, reading a kind ends and raises nothing."""
+    data = jpeg()
+    read_kind(memoryview(data[:place] + rubbish))
+    read_kind(memoryview(b"\xff\xd8\xff" + rubbish))
+
+
+def test_workers_know_what_each_decoder_takes():
+    """Every decoder has its rule; common files pass all, CMYK and 12 bits none."""
+    assert list(SUPPORTS) == list(MAKERS)
+    for supports in SUPPORTS.values():
+        assert all(supports(Kind(name)) for name in ("444", "422", "420", "440"))
+        assert supports(Kind("gray", components=1, space="gray"))
+        assert not supports(Kind("other", components=4, space="CMYK"))
+        assert not supports(Kind("444", space="RGB"))
+        assert not supports(Kind("420", precision=12, baseline=False))
+    engines = SUPPORTS["nvjpeg"]
+    assert not engines(Kind("411"))
+    assert not engines(Kind("420", progressive=True, baseline=False))
+    assert not engines(Kind("420", interleaved=False))
