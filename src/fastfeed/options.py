@@ -19,6 +19,8 @@ SHUFFLE_WINDOW: Final = "4GiB"
 # and 0.75 for each block, since blocks know nothing of frames and cut them.
 SHUFFLE_BLOCK: Final = 2 << 20
 SHUFFLE_GROUP: Final = 64 << 20
+# What copies on a local disk take: staged shards, and what had to be inflated.
+CACHE_SIZE: Final = "500GB"
 # Names of bad samples kept for the report; the counts go on beyond it.
 BAD_SAMPLES_KEPT: Final = 1000
 # A substitute may be bad as well; after this many tries the data set itself is the problem.
@@ -70,7 +72,7 @@ class Cache:
     """
 
     folder: str | os.PathLike[str]
-    size: int | str = "500GB"
+    size: int | str = CACHE_SIZE
 
     def __post_init__(self) -> None:
         if not os.fspath(self.folder):

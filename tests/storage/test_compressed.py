@@ -405,9 +405,9 @@ def test_what_killed_writers_left_is_swept(opened, tmp_path):
     """Temporary files that nobody has locked go; those of a living writer stay."""
     folder = tmp_path / "cache" / "inflated"
     folder.mkdir(parents=True)
-    dead = folder / ".x.tar.0123456789abcdef.tmp"
+    dead = folder / f".{'a' * 32}.tar.0123456789abcdef.tmp"
     dead.write_bytes(b"half")
-    living = folder / ".y.tar.0123456789abcdef.tmp"
+    living = folder / f".{'b' * 32}.tar.0123456789abcdef.tmp"
     import fcntl
 
     with living.open("wb") as file:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfeed.errors import IndexMismatchError, OptionError
+from fastfeed.errors import IndexMismatchError, OptionError, StorageError
 from fastfeed.reading.indexing import find_index
 from fastfeed.reading.sources import list_shards
 from fastfeed.shardfile.index import MISSING
@@ -23,6 +23,7 @@ from fastfeed.staging.source import Source
 from fastfeed.staging.staged import StagedShard
 from fastfeed.storage.compressed import CompressedShard, wrap
 from fastfeed.storage.frames import FrameCache
+from fastfeed.storage.inflated import InflatedFile
 from fastfeed.storage.local import LocalFile
 from fastfeed.storage.open import open_storage
 from fastfeed.storage.urls import is_remote, shown
@@ -223,7 +224,13 @@ class ShardSet:
         self._used[number] = next(self._clock)
         opened = self._open.get(number)
         if opened is None:
-            opened = self._open.setdefault(number, self._open_now(self._names[number]))
+            try:
+                opened = self._open_now(self._names[number])
+            except StorageError:
+                if not self._let_inflated_go():
+                    raise
+                opened = self._open_now(self._names[number])
+            opened = self._open.setdefault(number, opened)
             if len(self._open) > self._max_open:
                 # One in eight at a time, so that sorting them costs little for each.
                 idle = sorted(self._open.copy(), key=self._last_use)
@@ -232,6 +239,16 @@ class ShardSet:
                     self._open.pop(shard, None)
                     self._used.pop(shard, None)
         return opened
+
+    def _let_inflated_go(self) -> bool:
+        """Let go of inflated shards, which take room while they are open; says if there were any.
+
+        Whoever still reads from one holds it open.
+        """
+        held = [n for n, one in self._open.copy().items() if isinstance(one.storage, InflatedFile)]
+        for number in held:
+            self._open.pop(number, None)
+        return bool(held)
 
     def _last_use(self, number: int) -> int:
         return self._used.get(number, -1)
@@ -244,7 +261,9 @@ class ShardSet:
         try:
             storage = stored
             if name not in self._plain:
-                storage = wrap(stored, name, cache=self._frames_of_process())
+                folder, budget = (None, None) if self._staged is None else self._staged.place
+                frames = self._frames_of_process()
+                storage = wrap(stored, name, cache=frames, folder=folder, budget=budget)
             index = find_index(
                 name, storage, cache=self._cache, storage_options=self._storage_options
             )

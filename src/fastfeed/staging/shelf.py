@@ -27,6 +27,7 @@ from fastfeed.staging.check import check_content
 from fastfeed.staging.eviction import Kept, next_uses, order_of_eviction
 from fastfeed.staging.folder import NEED, PART, PATIENCE_S, SHARD, alone, claim, names_in, sweep
 from fastfeed.staging.locks import Lock, lock_now, lock_within
+from fastfeed.storage.inflated import drop_inflated, inflated_bytes
 from fastfeed.storage.local import LocalFile
 
 if TYPE_CHECKING:
@@ -127,7 +128,9 @@ class Shelf:
             held = self._contents(names)
             if source in self or any(name == source.name for name, _ in held.parts):
                 return Refusal.THERE
-            wanted = held.nbytes + source.size - self.budget
+            wanted = held.nbytes + inflated_bytes(self.folder) + source.size - self.budget
+            if wanted > 0:  # copies of what is here or afar, compressed
+                wanted -= drop_inflated(self.folder, wanted)
             if wanted > 0 and not self._evict(source, wanted, names=names, keep=keep):
                 return Refusal.NO_ROOM
             return self._begin(source)

@@ -29,6 +29,7 @@ from fastfeed.storage.urls import is_remote
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -95,6 +96,11 @@ class Staged:
         self._held: OrderedDict[str, StagedShard] = OrderedDict()
         self._lock = threading.Lock()
         self._local_bytes = self._far_bytes = 0
+
+    @property
+    def place(self) -> tuple[Path, int]:
+        """The cache folder and the bytes it may take, with whatever else is copied there."""
+        return self._shelf.folder, self._shelf.budget
 
     def learn(self, sources: Iterable[Source]) -> None:
         """Take what a manifest says of shards, so that nobody asks the storage for it.

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastfeed.errors import ShardError, StorageError
-from fastfeed.options import cache_folder
+from fastfeed.options import CACHE_SIZE, cache_folder, parse_size
 from fastfeed.shardfile.seekable import (
     FOOTER_BYTES,
     SeekTable,
@@ -266,12 +266,18 @@ def open_shard(
 
 
 def wrap(
-    storage: Storage, name: str, *, cache: FrameCache | None = None, folder: Path | None = None
+    storage: Storage,
+    name: str,
+    *,
+    cache: FrameCache | None = None,
+    folder: Path | None = None,
+    budget: int | None = None,
 ) -> Storage:
     """Return the tar in an open shard: the shard itself unless its first bytes say otherwise.
 
-    What is returned holds `storage`, or has closed it. Compressions that are not read are left to
-    whoever walks the tar, which names them.
+    What must be inflated goes to `folder` (default: fastfeed's cache folder), which then takes at
+    most `budget` bytes (default: those of an `ff.Cache`). What is returned holds `storage`, or has
+    closed it. Compressions that are not read are left to whoever walks the tar, which names them.
     """
     kind = kind_of(storage)
     if kind is None:
@@ -280,8 +286,13 @@ def wrap(
         table = read_table(storage, name)
         if table is not None and table.largest <= _LARGEST_FRAME:
             return CompressedShard(storage, table, name=shown(name), cache=cache)
-    folder = (cache_folder() if folder is None else folder) / "inflated"
-    inflated = open_inflated(storage, name=name, kind=kind, folder=folder)
+    inflated = open_inflated(
+        storage,
+        name=name,
+        kind=kind,
+        cache=cache_folder() if folder is None else folder,
+        budget=parse_size(CACHE_SIZE, name="size") if budget is None else budget,
+    )
     storage.close()
     return inflated
 

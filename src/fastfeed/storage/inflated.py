@@ -1,14 +1,20 @@
-"""Compressed shards that cannot be read by position, inflated once into plain tars."""
+"""Compressed shards that cannot be read by position, inflated once into plain tars.
+
+They lie in the folder `inflated` of a cache, under its budget of bytes together with a shelf that
+may be there too. Who was used longest ago leaves first; never what somebody reads, which a shared
+lock says, and never a file of another name.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import logging
 import os
+import re
 import secrets
 import shutil
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
@@ -19,7 +25,7 @@ from fastfeed.storage.streams import inflate
 from fastfeed.storage.urls import is_remote, shown, unsigned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
     from typing import BinaryIO
 
@@ -27,36 +33,68 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastfeed")
 
+FOLDER: Final = "inflated"
+_TAR = re.compile(r"[0-9a-f]{32}\.tar")
+_PART = re.compile(r"\.[0-9a-f]{32}\.tar\.[0-9a-f]{16}\.tmp")
+# What a shelf keeps beside this folder (`staging/folder.py`), and how one is known.
+_SHELF = "fastfeed-shelf-1"
+_SHARD = re.compile(r"[0-9a-f]{32}-[0-9]{1,19}\.shard")
+_SHARD_PART = re.compile(r"[0-9a-f]{32}-[0-9]{1,19}\.[0-9a-f]{16}\.part")
 # Left free on the disk, whatever a shard unpacks to.
 _SPARE = 64 << 20
 _END = 64 << 10
+# Room is looked for this many bytes at a time, or a sixteenth of the budget if that is less.
+_STEP = 64 << 20
+_TRIES = 16
 
 
-def open_inflated(storage: Storage, *, name: str, kind: str, folder: Path) -> LocalFile:
-    """Return the content of a compressed shard as a plain file, made in `folder` if need be.
+class InflatedFile(LocalFile):
+    """An inflated shard, open and under a shared lock: it is not evicted before it closes."""
+
+    def __init__(self, path: str, *, shown: str) -> None:
+        super().__init__(path, shown=shown)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            gone = os.fstat(self._descriptor).st_nlink == 0
+        except OSError:
+            gone = True
+        if gone:
+            self.close()
+            raise StorageError(f"{shown!r} is leaving the cache")
+
+
+def open_inflated(
+    storage: Storage, *, name: str, kind: str, cache: Path, budget: int
+) -> InflatedFile:
+    """Return the content of a compressed shard as a plain file, made in `cache` if need be.
 
     The file is kept there under a name made of the shard's name, size, time and both its ends.
     Raises ShardError if the shard is damaged or cut, StorageError if there is no room for it.
     """
     try:
-        final = folder / f"{_identity(storage, name)}.tar"
+        final = cache / FOLDER / f"{_identity(storage, name)}.tar"
     except OSError as error:
         raise StorageError(f"cannot open {shown(name)!r}: {error.strerror}") from error
-    if not final.exists():
-        log.warning(
-            "%s is compressed without a table of its frames: it is inflated once, to %s. "
-            "`fastfeed-shard convert` makes a shard that is read where it lies",
-            shown(name),
-            final,
-        )
-        try:
-            _publish(storage, final, name=shown(name), kind=kind)
-        except OSError as error:
-            raise StorageError(
-                f"cannot inflate {shown(name)!r} to {str(final)!r}: {error.strerror}",
-                way_out="Make room in the cache folder (XDG_CACHE_HOME), or convert the shard",
-            ) from error
-    return LocalFile(str(final), shown=shown(name))
+    if final.exists():
+        with suppress(StorageError):
+            file = InflatedFile(str(final), shown=shown(name))
+            with suppress(OSError):
+                os.utime(final)  # who was used last stays longest
+            return file
+    log.warning(
+        "%s is compressed without a table of its frames: it is inflated once, to %s. "
+        "`fastfeed-shard convert` makes a shard that is read where it lies",
+        shown(name),
+        final,
+    )
+    try:
+        return _publish(storage, final, name=shown(name), kind=kind, budget=budget)
+    except OSError as error:
+        raise StorageError(
+            f"cannot inflate {shown(name)!r} to {str(final)!r}: {error.strerror}",
+            way_out="Make room in the cache folder (ff.Cache, or XDG_CACHE_HOME), or convert the "
+            "shard",
+        ) from error
 
 
 def _identity(storage: Storage, name: str) -> str:
@@ -71,43 +109,121 @@ def _identity(storage: Storage, name: str) -> str:
     return state.hexdigest()
 
 
-def _publish(storage: Storage, final: Path, *, name: str, kind: str) -> None:
-    """Inflate a shard under a temporary name, then give it its own."""
+def _publish(storage: Storage, final: Path, *, name: str, kind: str, budget: int) -> InflatedFile:
+    """Inflate a shard under a temporary name, then give it its own, and open it."""
     final.parent.mkdir(parents=True, exist_ok=True)
     _sweep(final.parent)
-    room = shutil.disk_usage(final.parent).free - _SPARE
-    written = 0
+    written = limit = 0
     with _temporary(final) as file:
         for piece in inflate(storage.read_at, storage.size, kind=kind, shard=name):
+            if written + len(piece) > limit:
+                file.flush()
+                limit = written + _room(final.parent.parent, len(piece), budget=budget)
             written += len(piece)
-            if written > room:
+            if written > limit:
                 raise StorageError(
-                    f"{name!r} unpacks to more than the {max(0, room):,} bytes that are free for "
-                    f"it in {str(final.parent)!r}",
-                    way_out="Make room there, set XDG_CACHE_HOME, or convert the shard",
+                    f"{name!r} unpacks to more than the {limit:,} bytes of {budget:,} that there "
+                    f"are for it in {str(final.parent)!r}: others are read there, or the disk is "
+                    "full",
+                    way_out="Raise the size of ff.Cache, make room there, name another folder "
+                    "(ff.Cache, or XDG_CACHE_HOME), or convert the shard",
                 )
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
+        # Readers may lock it together with us from the moment it has its name.
+        fcntl.flock(file, fcntl.LOCK_SH)
+        os.rename(file.name, final)  # noqa: PTH104 - the name of an open file
+        return InflatedFile(str(final), shown=name)
 
 
 @contextmanager
 def _temporary(final: Path) -> Iterator[BinaryIO]:
-    """Give a new file to write, which gets its name at the end, or is gone after an error."""
-    path = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with path.open("xb") as file:
-            # A lock says that its writer lives, however that ends.
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-            path.replace(final)
-    finally:
-        path.unlink(missing_ok=True)
+    """Give a new file to write, which is gone at the end unless it was renamed."""
+    for _ in range(_TRIES):
+        path = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            with path.open("xb") as file:
+                # A lock says that its writer lives, however that ends.
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if os.fstat(file.fileno()).st_nlink == 0:
+                    continue  # swept before it was locked
+                yield file
+                return
+        finally:
+            path.unlink(missing_ok=True)
+    raise StorageError(f"cannot keep a temporary file in {str(final.parent)!r}")
 
 
 def _sweep(folder: Path) -> None:
     """Remove what writers that were killed left behind."""
-    for path in folder.glob(".*.tar.*.tmp"):
-        with suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
+    drop_unread((path for path in _files(folder, _PART)), None)
+
+
+# Room
+
+
+def inflated_bytes(cache: Path) -> int:
+    """Return the bytes of what is inflated in a cache, and of what is being inflated."""
+    return sum(_size(path) for path in _files(cache / FOLDER, _TAR, _PART))
+
+
+def drop_inflated(cache: Path, wanted: int) -> int:
+    """Remove inflated shards that nobody reads until `wanted` bytes are free; returns how many."""
+    return drop_unread(_files(cache / FOLDER, _TAR), wanted)
+
+
+def _room(cache: Path, wanted: int, *, budget: int) -> int:
+    """Return how many more bytes may be written, having made room for `wanted` or more if need be.
+
+    Inflated shards go first, then those on the shelf that the same budget is for.
+    """
+    wanted = max(wanted, min(_STEP, budget // 16))
+    used = inflated_bytes(cache) + sum(map(_size, _files(cache, _SHARD, _SHARD_PART)))
+    room = min(budget - used, shutil.disk_usage(cache).free - _SPARE)
+    if room < wanted:
+        room += drop_inflated(cache, wanted - room)
+    if room < wanted and (cache / _SHELF).exists():
+        room += drop_unread(_files(cache, _SHARD), wanted - room)
+    return max(0, room)
+
+
+def drop_unread(paths: Iterable[Path], wanted: int | None) -> int:
+    """Remove files that nobody has locked, the longest unused first, until it is enough."""
+    dropped = 0
+    for path in sorted(paths, key=_last_used):
+        if wanted is not None and dropped >= wanted:
+            break
+        with suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                status = os.fstat(descriptor)
+                if status.st_nlink:
+                    path.unlink()
+                    dropped += status.st_size
+            finally:
+                os.close(descriptor)
+    return dropped
+
+
+def _files(folder: Path, *kinds: re.Pattern[str]) -> list[Path]:
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - most of them are not wanted
+    except OSError:
+        return []
+    return [folder / name for name in names if any(kind.fullmatch(name) for kind in kinds)]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # gone meanwhile
+        return 0
+
+
+def _last_used(path: Path) -> tuple[int, str]:
+    try:
+        return path.lstat().st_mtime_ns, path.name
+    except OSError:
+        return 0, path.name
