@@ -10,6 +10,7 @@ import torch
 from fastfeed.diagnosis import device
 from fastfeed.diagnosis.evidence import Times
 from fastfeed.diagnosis.run import _Target, diagnose
+from fastfeed.doctor.units import UnitUse
 from fastfeed.errors import OptionError
 
 
@@ -30,6 +31,12 @@ def paper_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda which: facts)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda which: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda which: 900)
+
+    def counted(address, work):
+        work()
+        return UnitUse(memory=0.7, tensor=0.1)
+
+    monkeypatch.setattr(device, "unit_use", counted)
 
     def install(*traces):
         left = list(traces)
@@ -66,7 +73,7 @@ def test_gpu_from_two_traces(paper_gpu):
     paper_gpu(kernels(300, 500, 1000), [copy])
     phases = Phases()
     gpu = device.gpu_of(phases, TIMES, torch.device("cuda"))
-    assert phases.steps == {"ceiling": 3, "real": 2}
+    assert phases.steps == {"ceiling": 5, "real": 2}  # the counters' steps came last
     assert gpu.kernels_a_step == 100
     assert gpu.busy == pytest.approx(0.5)  # 50 ms of kernels in a step of 100 ms
     assert gpu.filled == 0.5
@@ -74,6 +81,22 @@ def test_gpu_from_two_traces(paper_gpu):
     assert gpu.copy_s == pytest.approx(2e-3)
     assert gpu.pageable == 1.0
     assert gpu.memory_used == 0.9
+    assert (gpu.dram, gpu.tensor, gpu.uncounted) == (0.7, 0.1, "")
+
+
+def test_units_that_are_not_counted(paper_gpu, monkeypatch):
+    """Without counters the figures are none, and the reason is kept."""
+    paper_gpu(kernels(300, 500, 1000), [])
+    monkeypatch.setattr(device, "unit_use", lambda address, work: "not granted")
+    gpu = device.gpu_of(Phases(), TIMES, torch.device("cuda"))
+    assert (gpu.dram, gpu.tensor, gpu.uncounted) == (None, None, "not granted")
+
+
+def test_where_a_gpu_is():
+    """Torch's numbers become an address as sysfs writes it; older ones do not tell."""
+    facts = SimpleNamespace(pci_domain_id=0, pci_bus_id=59, pci_device_id=0)
+    assert device._address(facts) == "0000:3b:00.0"
+    assert device._address(SimpleNamespace()) is None
 
 
 @pytest.mark.parametrize(

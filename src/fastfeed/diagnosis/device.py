@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastfeed.diagnosis.evidence import Gpu, Ops
 from fastfeed.diagnosis.profile import profiled
 from fastfeed.diagnosis.trace import copy_trace, kernel_trace, operators
+from fastfeed.doctor.units import unit_use
+from fastfeed.topology import pci_address
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.3
 _LEAST: Final = 2
 _MOST: Final = 20
+# Counters are read over a longer while, since the driver gathers them only now and then.
+_COUNTED_S: Final = 0.5
+_COUNTED_MOST: Final = 1000
 
 
 def ops_of(rounds: Rounds, times: Times) -> Ops | str:
@@ -45,6 +50,8 @@ def gpu_of(rounds: Rounds, times: Times, device: torch.device) -> Gpu | str:
     if not kernels.kernels:
         return "the trace of the step holds no kernel"
     facts = torch.cuda.get_device_properties(device)
+    counted = round(min(_COUNTED_MOST, max(_LEAST, _COUNTED_S / max(times.ceiling_s, 1e-6))))
+    units = unit_use(_address(facts), lambda: rounds.some("ceiling", counted))
     # The profiler makes launches slower and kernels not, so the step's own time is what counts.
     busy = kernels.busy_us * 1e-6 / steps / times.ceiling_s
     return Gpu(
@@ -62,7 +69,19 @@ def gpu_of(rounds: Rounds, times: Times, device: torch.device) -> Gpu | str:
         copy_s=copies.busy_us * 1e-6 / fed_steps,
         pageable=copies.pageable,
         memory_used=torch.cuda.max_memory_allocated(device) / facts.total_memory,
+        dram=None if isinstance(units, str) else units.memory,
+        tensor=None if isinstance(units, str) else units.tensor,
+        uncounted=units if isinstance(units, str) else "",
     )
+
+
+def _address(facts: Any) -> str | None:
+    """Return where on the PCI bus a device of torch is; None if torch does not say."""
+    numbers = [getattr(facts, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if None in numbers:
+        return None
+    domain, bus, slot = numbers
+    return pci_address(f"{domain:08x}:{bus:02x}:{slot:02x}.0")
 
 
 def _steps(seconds: float) -> int:

@@ -156,9 +156,11 @@ class Gpu:
     memory_used: float = 0.0
     """Most of the device's memory that tensors took, as a part of all."""
     dram: float | None = None
-    """Traffic of the device's memory over its most; None where counters are not granted."""
+    """Traffic of the device's memory over its most; None where it is not counted."""
     tensor: float | None = None
     """Use of the tensor cores; likewise."""
+    uncounted: str = ""
+    """Why neither is counted."""
 
 
 @dataclass(frozen=True, slots=True)

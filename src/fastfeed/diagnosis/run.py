@@ -132,6 +132,8 @@ def _evidence(rounds: Rounds, feeder: Feeder, target: _Target, done: int) -> Evi
         unseen.append("kernels and copies: the step uses no CUDA device")
     else:
         gpu = gpu_of(rounds, times, target.device)
+        if isinstance(gpu, Gpu) and gpu.uncounted:
+            unseen.append(f"memory traffic and tensor cores: {gpu.uncounted}")
     unseen += [f"the step's inside: {found}" for found in (gpu, ops) if isinstance(found, str)]
     batch = _batch(rounds, feeder)
     if batch.fixed is None:

@@ -47,11 +47,9 @@ class Nvml:
     """NVML as a source of GPUs; `library` is the module, initialised by the caller."""
 
     def __init__(self, library: Any) -> None:
-        self._library = library
-        count = self._ask("nvmlDeviceGetCount") or 0
-        handles = (
-            (index, self._ask("nvmlDeviceGetHandleByIndex", index)) for index in range(count)
-        )
+        self.library = library
+        count = self.ask("nvmlDeviceGetCount") or 0
+        handles = ((index, self.ask("nvmlDeviceGetHandleByIndex", index)) for index in range(count))
         # A container may be shown fewer GPUs than are counted.
         self._handles = [(index, handle) for index, handle in handles if handle is not None]
         self._seen: dict[int, int] = {}
@@ -61,9 +59,27 @@ class Nvml:
         """How many GPUs there are."""
         return len(self._handles)
 
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Call one function; None where the GPU, the driver or the package has no answer."""
+        function = getattr(self.library, name, None)
+        if function is None:
+            return None
+        try:
+            return function(*arguments)
+        except self.library.NVMLError:
+            return None
+
+    def at(self, address: str | None) -> Any:
+        """Return the handle of the GPU at an address of the PCI bus, or None."""
+        for _, handle in self._handles:
+            bus = self.ask("nvmlDeviceGetPciInfo", handle)
+            if address and bus is not None and pci_address(_word(bus.busId)) == address:
+                return handle
+        return None
+
     def facts(self) -> tuple[GpuFacts, ...]:
         """Return what does not change, one of each GPU."""
-        driver = _word(self._ask("nvmlSystemGetDriverVersion"))
+        driver = _word(self.ask("nvmlSystemGetDriverVersion"))
         return tuple(
             replace(self._facts(index, handle), driver=driver, others=self._others(index, handle))
             for index, handle in self._handles
@@ -74,82 +90,72 @@ class Nvml:
         return tuple(self._sample(index, handle) for index, handle in self._handles)
 
     def _facts(self, index: int, handle: Any) -> GpuFacts:
-        bus = self._ask("nvmlDeviceGetPciInfo", handle)
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        mig = self._ask("nvmlDeviceGetMigMode", handle)
-        persistent = self._ask("nvmlDeviceGetPersistenceMode", handle)
+        bus = self.ask("nvmlDeviceGetPciInfo", handle)
+        memory = self.ask("nvmlDeviceGetMemoryInfo", handle)
+        mig = self.ask("nvmlDeviceGetMigMode", handle)
+        persistent = self.ask("nvmlDeviceGetPersistenceMode", handle)
         return GpuFacts(
             index,
-            _word(self._ask("nvmlDeviceGetName", handle)) or "unnamed GPU",
+            _word(self.ask("nvmlDeviceGetName", handle)) or "unnamed GPU",
             pci_address(_word(bus.busId)) if bus is not None else None,
             memory=memory.total if memory is not None else None,
-            generation_most=self._ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-            generation_able=self._ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", handle),
-            width_most=self._ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
-            clock_most=self._ask("nvmlDeviceGetMaxClockInfo", handle, 1),
-            clock_asked=self._ask("nvmlDeviceGetApplicationsClock", handle, 1),
-            power_limit=_watts(self._ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
-            power_default=_watts(self._ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
+            generation_most=self.ask("nvmlDeviceGetMaxPcieLinkGeneration", handle),
+            generation_able=self.ask("nvmlDeviceGetGpuMaxPcieLinkGeneration", handle),
+            width_most=self.ask("nvmlDeviceGetMaxPcieLinkWidth", handle),
+            clock_most=self.ask("nvmlDeviceGetMaxClockInfo", handle, 1),
+            clock_asked=self.ask("nvmlDeviceGetApplicationsClock", handle, 1),
+            power_limit=_watts(self.ask("nvmlDeviceGetEnforcedPowerLimit", handle)),
+            power_default=_watts(self.ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)),
             mig=bool(mig[0]) if mig else None,
             persistent=None if persistent is None else bool(persistent),
-            cores=_cores(self._ask("nvmlDeviceGetCpuAffinity", handle, 64)),
+            cores=_cores(self.ask("nvmlDeviceGetCpuAffinity", handle, 64)),
         )
 
     def _others(self, index: int, handle: Any) -> tuple[tuple[int, str], ...]:
         ways = (
-            (other, self._ask("nvmlDeviceGetTopologyCommonAncestor", handle, there))
+            (other, self.ask("nvmlDeviceGetTopologyCommonAncestor", handle, there))
             for other, there in self._handles
             if other != index
         )
         return tuple((other, _WAYS[way]) for other, way in ways if way in _WAYS)
 
     def _sample(self, index: int, handle: Any) -> GpuSample:
-        use = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+        use = self.ask("nvmlDeviceGetUtilizationRates", handle)
+        memory = self.ask("nvmlDeviceGetMemoryInfo", handle)
         # The name changed with driver 535; the old one stays for older packages.
-        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if reasons is None:
-            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+            reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return GpuSample(
             index,
             busy=use.gpu if use is not None else None,
             memory_busy=use.memory if use is not None else None,
             memory_used=memory.used if memory is not None else None,
-            clock=self._ask("nvmlDeviceGetClockInfo", handle, 1),
-            power=_watts(self._ask("nvmlDeviceGetPowerUsage", handle)),
-            temperature=self._ask("nvmlDeviceGetTemperature", handle, 0),
-            state=self._ask("nvmlDeviceGetPerformanceState", handle),
+            clock=self.ask("nvmlDeviceGetClockInfo", handle, 1),
+            power=_watts(self.ask("nvmlDeviceGetPowerUsage", handle)),
+            temperature=self.ask("nvmlDeviceGetTemperature", handle, 0),
+            state=self.ask("nvmlDeviceGetPerformanceState", handle),
             reasons=reasons,
-            generation=self._ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-            width=self._ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
-            replays=self._ask("nvmlDeviceGetPcieReplayCounter", handle),
-            sent=_kilobytes(self._ask("nvmlDeviceGetPcieThroughput", handle, 0)),
-            received=_kilobytes(self._ask("nvmlDeviceGetPcieThroughput", handle, 1)),
+            generation=self.ask("nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            width=self.ask("nvmlDeviceGetCurrPcieLinkWidth", handle),
+            replays=self.ask("nvmlDeviceGetPcieReplayCounter", handle),
+            sent=_kilobytes(self.ask("nvmlDeviceGetPcieThroughput", handle, 0)),
+            received=_kilobytes(self.ask("nvmlDeviceGetPcieThroughput", handle, 1)),
             processes=self._processes(index, handle),
         )
 
     def _processes(self, index: int, handle: Any) -> tuple[GpuProcess, ...]:
         last = self._seen.get(index, 0)
-        uses = self._ask("nvmlDeviceGetProcessUtilization", handle, last) or []
+        uses = self.ask("nvmlDeviceGetProcessUtilization", handle, last) or []
         self._seen[index] = max((use.timeStamp for use in uses), default=last)
         busy: dict[int, int] = {}
         for use in uses:
             busy[use.pid] = max(use.smUtil, busy.get(use.pid, 0))
-        running = self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
+        running = self.ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
         return tuple(
             GpuProcess(process.pid, process.usedGpuMemory, busy.get(process.pid))
             for process in running
         )
-
-    def _ask(self, name: str, *arguments: Any) -> Any:
-        """Call one function; None where the GPU, the driver or the package has no answer."""
-        function = getattr(self._library, name, None)
-        if function is None:
-            return None
-        try:
-            return function(*arguments)
-        except self._library.NVMLError:
-            return None
 
 
 def _word(text: Any) -> str:
