@@ -9,6 +9,8 @@ from fastfeed.collating.failure import rebuild
 from fastfeed.collating.pack import unpack
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fastfeed.slots.lease import Lender
     from fastfeed.slots.region import Region
     from fastfeed.worker import Result
@@ -89,6 +91,19 @@ class Pool(Protocol):
 
     def receive(self, timeout: float | None) -> Arrival | None:
         """Return the next result, waiting for it; None if the time is over, or `interrupt` came."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """How many workers there may be; fewer once one could not be started."""
+        ...
+
+    def employ(self, workers: int) -> int:
+        """Have so many workers at least; return how many are ready, for new ones take a while."""
+        ...
+
+    def tasks(self, workers: int) -> list[Path]:
+        """Return the folders in /proc of the threads of the first so many workers."""
         ...
 
     def watch_for_interrupts(self) -> None:

@@ -81,19 +81,23 @@ class WorkerIterator(_BaseDataLoaderIter):
     def _open_pool(self, loader: DataLoader[Any]) -> None:
         """Start the workers, each where the state that is resumed has it."""
         state = self._state
-        places = [START] * self._num_workers
-        if state is not None and state.places is not None:
-            places = list(state.places)
         if state is not None and state.base_seed is not None:
             self._base_seed = state.base_seed
         source = source_of(self, loader)
         self._path = path = loader.device_path(source)
+        self._workforce = loader.workforce(
+            path, one_by_one=self._dataset_kind == _MAP, alike=not self._keeps_state
+        )
+        self._num_workers = self._workforce.most  # with AUTO more than are started at first
+        places = [START] * self._num_workers
+        if state is not None and state.places is not None:
+            places = list(state.places)
         placement = None if path is None else path.placement()
         setups = [
             WorkerSetup(
                 base_seed=int(self._base_seed),
                 worker=worker,
-                workers=self._num_workers,
+                workers=max(self._workforce.first, worker + 1),
                 threads=loader.worker_threads,
                 trainer=os.getpid(),
                 place=places[worker],
@@ -109,14 +113,14 @@ class WorkerIterator(_BaseDataLoaderIter):
             self._pool = path.pool(self._pool, prefetch=self._prefetch)
         self._close = weakref.finalize(self, self._pool.close)
 
-    @staticmethod
-    def _pool_of(loader: DataLoader[Any], source: Source, setups: list[WorkerSetup]) -> Pool:
+    def _pool_of(self, loader: DataLoader[Any], source: Source, setups: list[WorkerSetup]) -> Pool:
         if loader.worker_kind == "thread":
-            return ThreadPool(source, setups)
+            return ThreadPool(source, setups, first=self._workforce.first)
         return WorkerPool(
             loader.multiprocessing_context or torch.multiprocessing.get_context(),
             source,
             setups,
+            first=self._workforce.first,
             capacity=loader.region_bytes(memory_limit()),
             restarts=loader.restart_workers,
         )
@@ -153,8 +157,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             for worker in range(self._num_workers):
                 self._pool.begin(worker, generation=self._generation, told=loader.told_epoch())
         self._begin(first_iter=first_iter)
-        self._workforce = loader.workforce(self._path, one_by_one=self._dataset_kind == _MAP)
-        self._workforce.begin()
+        self._workforce.begin(self._pool)
         self._name_steps()
         for _ in range(self._prefetch * self._workforce.in_use):
             self._dispatch()
@@ -349,7 +352,9 @@ class WorkerIterator(_BaseDataLoaderIter):
         result = arrival.result
         got = time.perf_counter()
         stock = self._prefetch * self._workforce.in_use
-        self._workforce.delivered(wait_s=got - started, busy_s=result.busy_s, stock=stock)
+        self._workforce.delivered(
+            self._pool, wait_s=got - started, busy_s=result.busy_s, stock=stock
+        )
         self._stats.delivered(
             (  # a Delivery's values
                 started,

@@ -194,7 +194,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if colour is None:
             colour = sys.stdout is not None and sys.stdout.isatty()
-        workers, in_use = self.num_workers, self.workers_in_use
+        in_use = self.workers_in_use
+        workers = self.num_workers if self._workforce is None else self._workforce.most
         return describe(self.stats(), workers=workers, in_use=in_use, colour=colour)
 
     @property
@@ -345,16 +346,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self._device_path = DevicePath(self._device_options(), source)
         return self._device_path
 
-    def workforce(self, path: DevicePath | None, *, one_by_one: bool) -> Workforce:
+    def workforce(self, path: DevicePath | None, *, one_by_one: bool, alike: bool) -> Workforce:
         """Return who works: the same over all epochs.
 
         Only a number of workers that we chose is tuned; not while the GPU's share is, which needs
-        all of them; nor where each worker has a part of the data, not `one_by_one`.
+        all of them; nor where each worker has a part of the data, not `one_by_one`. More of them
+        can come later if all are `alike`, none with a state of its own.
         """
         if self._workforce is None:
             shared = path is not None and not path.tuner.fixed
             tuned = isinstance(self.num_workers, AutoWorkers) and one_by_one and not shared
-            self._workforce = Workforce(self.num_workers, fixed=not tuned)
+            self._workforce = Workforce(self.num_workers, fixed=not tuned, grows=alike)
         return self._workforce
 
     def told_epoch(self) -> int | None:

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch.utils.data.dataloader import _DatasetKind
@@ -33,9 +34,9 @@ _GRACE_S = 1.5
 
 
 class ThreadPool:
-    """Worker threads 0 to n - 1; used by one thread at a time, as `WorkerPool`."""
+    """Worker threads, `first` of them at first; used by one thread at a time, as `WorkerPool`."""
 
-    def __init__(self, source: Source, setups: Sequence[WorkerSetup]) -> None:
+    def __init__(self, source: Source, setups: Sequence[WorkerSetup], *, first: int) -> None:
         if len(setups) > 1 and (source.kind == _DatasetKind.Iterable or has_state(source.dataset)):
             raise OptionError(
                 "several threads cannot share one iterator, or the state of one data set",
@@ -44,19 +45,11 @@ class ThreadPool:
         self._pid = os.getpid()
         self._results: queue.SimpleQueue[ThreadArrival | None] = queue.SimpleQueue()
         self._ending = threading.Event()
-        self._jobs: list[queue.SimpleQueue[Job | None]] = [queue.SimpleQueue() for _ in setups]
-        self._threads = [
-            threading.Thread(
-                target=_work,
-                args=(setup, source, jobs, self._results, self._ending),
-                name=f"fastfeed-worker-{setup.worker}",
-                daemon=True,
-            )
-            for setup, jobs in zip(setups, self._jobs, strict=True)
-        ]
+        self._jobs: list[queue.SimpleQueue[Job | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._source, self._setups = source, setups
         try:
-            for thread in self._threads:
-                thread.start()
+            self.employ(first)
         except BaseException:
             self.close(grace_s=0)
             raise
@@ -66,10 +59,35 @@ class ThreadPool:
         """Whether the threads were told to end, or are another process's."""
         return self._ending.is_set() or os.getpid() != self._pid
 
+    @property
+    def most(self) -> int:
+        """How many threads there may be."""
+        return len(self._setups)
+
+    def employ(self, workers: int) -> int:
+        """Have so many threads at least; return how many are ready."""
+        for setup in self._setups[len(self._threads) : workers]:
+            jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+            thread = threading.Thread(
+                target=_work,
+                args=(setup, self._source, jobs, self._results, self._ending),
+                name=f"fastfeed-worker-{setup.worker}",
+                daemon=True,
+            )
+            thread.start()
+            self._jobs.append(jobs)
+            self._threads.append(thread)
+        return len(self._threads)
+
+    def tasks(self, workers: int) -> list[Path]:
+        """Return the folders in /proc of the first so many threads."""
+        return [Path(f"/proc/self/task/{one.native_id}") for one in self._threads[:workers]]
+
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
-        """Have a worker begin an epoch."""
+        """Have a worker begin an epoch; a new one begins with its first job."""
         self._must_be_open()
-        self._jobs[worker].put(Job(generation, None, None, 0, [], told))
+        if worker < len(self._jobs):
+            self._jobs[worker].put(Job(generation, None, None, 0, [], told))
 
     def send(self, worker: int, ask: Ask) -> None:
         """Give a worker a job."""

@@ -28,12 +28,14 @@ from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
 from fastfeed.parcel import Parcel, find_unpicklable
 from fastfeed.process import REPORT_S, Plan, WorkerProcess
+from fastfeed.topology import room_for, threads_of
 from fastfeed.worker import READY, Job, Result, without_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from multiprocessing.context import BaseContext
+    from pathlib import Path
 
     from fastfeed.arrival import Ask
     from fastfeed.collating.fetch import Source
@@ -52,7 +54,7 @@ _REPLACEMENTS = 5
 
 
 class WorkerPool:
-    """Workers 0 to n - 1. One thread may receive while another sends."""
+    """Workers 0 to n - 1, `first` of them at first. One thread may receive while another sends."""
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class WorkerPool:
         source: Source,
         setups: Sequence[WorkerSetup],
         *,
+        first: int,
         capacity: int,
         restarts: int = 0,
     ) -> None:
@@ -73,18 +76,19 @@ class WorkerPool:
         self._life: tuple[Connection, ...] = ()
         self._parcel: Parcel | None = None
         self._restarts, self._replaced, self._silent = restarts, 0, 0
+        self._first, self._most = first, len(setups)
         try:
             self._life = life = context.Pipe(duplex=False)
             forks = context.get_start_method() == "fork"
             given = source if forks else self._pack_once(source)
             self._plan = Plan(context, given, setups, capacity, life)
-            for number in range(len(setups)):
+            for number in range(first):
                 self._workers.append(self._make(number))
         except BaseException as error:
             self.close(grace_s=_TERM_S)
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise OptionError(
-                    f"{len(setups)} workers need more file descriptors than the process may open",
+                    f"{first} workers need more file descriptors than the process may open",
                     way_out="Raise the limit (`ulimit -n`), or use fewer workers",
                 ) from error
             raise
@@ -105,16 +109,20 @@ class WorkerPool:
             return source  # each process can take it along, as torch has it
         return self._parcel
 
-    def _make(self, number: int, instead_of: WorkerProcess | None = None) -> WorkerProcess:
+    def _make(
+        self,
+        number: int,
+        *,
+        instead_of: WorkerProcess | None = None,
+        like: WorkerProcess | None = None,
+    ) -> WorkerProcess:
+        """Start a worker: in the place of a dead one, or in the epoch of another."""
         others = [own.channel for own in self._workers if own is not instead_of]
         setup = self._plan.setups[number]
+        if (model := instead_of or like) is not None:
+            setup = replace(setup, generation=model.generation, told=model.told)
         if instead_of is not None:
-            setup = replace(
-                setup,
-                place=instead_of.place,
-                generation=instead_of.generation,
-                told=instead_of.told,
-            )
+            setup = replace(setup, place=instead_of.place)
         worker = WorkerProcess(self._plan, setup, others)
         self._selector.register(worker.channel, _READ, number)
         self._selector.register(worker.death, _READ, number)
@@ -125,8 +133,49 @@ class WorkerPool:
         """Whether the workers were stopped, or are another process's."""
         return self._closed or os.getpid() != self._pid
 
+    @property
+    def most(self) -> int:
+        """How many workers there may be; fewer once one could not be started."""
+        return self._most
+
+    def employ(self, workers: int) -> int:
+        """Have so many workers at least; return how many are ready, for new ones take a while.
+
+        A new one has no use before it has reported: the loop would wait for its start. More than
+        memory and descriptors have room for are not started, now and from now on.
+        """
+        with self._opened():
+            missing = min(workers, self._most) - len(self._workers)
+            if missing > 0:
+                self._start_more(missing)
+            ready = self._first
+            while ready < len(self._workers) and self._workers[ready].reported:
+                ready += 1
+            return ready
+
+    def _start_more(self, missing: int) -> None:
+        room = room_for(self._workers[0].process.pid or 0)
+        try:
+            for number in range(len(self._workers), len(self._workers) + min(missing, room)):
+                self._workers.append(self._make(number, like=self._workers[0]))
+        except OSError as error:
+            log.warning("no more than %d workers can be started: %s", len(self._workers), error)
+            room = 0
+        if missing > room:
+            self._most = len(self._workers)
+
+    def tasks(self, workers: int) -> list[Path]:
+        """Return the folders in /proc of the threads of the first so many workers."""
+        pids = [own.process.pid or 0 for own in self._workers[:workers]]
+        return [task for pid in pids for task in threads_of(pid)]
+
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
-        """Have a worker begin an epoch; `told` is what the user told the data set that it is."""
+        """Have a worker begin an epoch; `told` is what the user told the data set that it is.
+
+        One that has not been started begins with its first job.
+        """
+        if worker >= len(self._workers):
+            return
         with self._opened():
             free = self._workers[worker].lender.returned()
             self._post(worker, Job(generation, None, None, 0, free, told))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import fastfeed as ff
 from fastfeed.options import AutoWorkers
 from fastfeed.tuner.decision import Decision
+from fastfeed.workers import WorkerPool
 from fastfeed.workforce import Workforce
 
 # The machine that tests may have fewer cores than the workers that are asked for here.
@@ -121,3 +122,81 @@ def test_iterable_data_keeps_all_workers():
     loader = ff.DataLoader(Stream(), batch_size=4, num_workers=AutoWorkers(2))
     assert sorted(torch.cat(list(loader)).tolist()) == list(range(40))
     assert not loader._workforce.is_tuned
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_workers_added_later_make_the_same_batches(kind, monkeypatch):
+    """Workers that are started while the loop runs, and in the next epoch, change no batch."""
+    loader = loader_with([2], monkeypatch, most=2, worker_kind=kind, shuffle=True)
+    loader._workforce = Workforce(2, fixed=False, grows=True)
+    loader._workforce._tuner = Scripted([2, 2, 5, 5, 5, 5, 3, 6])
+    for _ in range(3):
+        epoch = iter(loader)
+        used = set()
+        seen = []
+        for batch in epoch:
+            seen.append(batch[:, 0])
+            used.add(loader.workers_in_use)
+        assert sorted(torch.cat(seen).tolist()) == list(range(400))
+    assert used == {6}
+    assert "6 of 16 workers in use (num_workers=6 pins that)" in loader.report()
+
+
+def test_workers_added_later_know_the_epoch(monkeypatch):
+    """One that is started in the second epoch of workers that stay begins in that epoch."""
+    loader = loader_with([2], monkeypatch, most=2, persistent_workers=True)
+    loader._workforce = Workforce(2, fixed=False, grows=True)
+    loader._workforce._tuner = Scripted([2])
+    list(loader)
+    loader._workforce._tuner = Scripted([2, 4])
+    for _ in range(2):
+        assert torch.cat([batch[:, 0] for batch in loader]).tolist() == list(range(400))
+    assert loader._iterator._pool.employ(4) == 4
+    del loader._iterator
+
+
+def test_workers_without_room_are_not_waited_for(monkeypatch):
+    """Without room for another worker the loop goes on with those there are."""
+    monkeypatch.setattr("fastfeed.workers.room_for", lambda _pid: 1)
+    loader = loader_with([2], monkeypatch, most=2)
+    loader._workforce = Workforce(2, fixed=False, grows=True)
+    loader._workforce._tuner = Scripted([2, 5])
+    assert torch.cat([batch[:, 0] for batch in loader]).tolist() == list(range(400))
+    assert loader._workforce._tuner.most in {2, 3}  # two if they compute all the time
+    assert loader.workers_in_use <= 3
+
+
+def test_a_worker_that_fails_to_start_is_the_last(monkeypatch, caplog):
+    """Out of processes or descriptors the loop goes on with the workers there are, and says so."""
+    start = WorkerPool._make
+
+    def make(pool, number, **more):
+        if number >= 2:
+            raise BlockingIOError(11, "no more processes")
+        return start(pool, number, **more)
+
+    monkeypatch.setattr(WorkerPool, "_make", make)
+    loader = loader_with([2], monkeypatch, most=2)
+    loader._workforce = Workforce(2, fixed=False, grows=True)
+    loader._workforce._tuner = Scripted([2, 5])
+    assert torch.cat([batch[:, 0] for batch in loader]).tolist() == list(range(400))
+    assert loader._workforce._tuner.most == 2
+    assert caplog.text.count("no more than 2 workers can be started") == 1
+
+
+class Kept(Squares):
+    """Squares with a state."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_data_with_a_state_gets_no_more_workers():
+    """Workers that each keep a state of their own are those that a checkpoint knows."""
+    loader = ff.DataLoader(Kept(), batch_size=4, num_workers=AutoWorkers(2))
+    list(loader)
+    assert loader._workforce.is_tuned
+    assert loader._workforce.most == 2

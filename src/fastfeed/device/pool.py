@@ -25,6 +25,7 @@ from fastfeed.stats import StageTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from fastfeed.arrival import Ask, Opened, Pool
     from fastfeed.device.device import Mark
@@ -97,6 +98,19 @@ class DevicePool:
         except BaseException:
             self.close()  # as the workers are: a message may be half sent
             raise
+
+    @property
+    def most(self) -> int:
+        """How many workers there may be."""
+        return self._inner.most
+
+    def employ(self, workers: int) -> int:
+        """Have so many workers at least; return how many are ready."""
+        return self._inner.employ(workers)
+
+    def tasks(self, workers: int) -> list[Path]:
+        """Return the folders in /proc of the threads of the first so many workers."""
+        return self._inner.tasks(workers)
 
     def name_steps(self, named: Callable[[str, Any], Any]) -> None:
         """Have the stage's step marked as exports asked for, by `Stats.named`."""

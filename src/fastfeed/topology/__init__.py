@@ -25,6 +25,7 @@ from fastfeed.topology.numa import (
 )
 from fastfeed.topology.placement import Placement, pin_to, place_workers, plan_cores
 from fastfeed.topology.ranks import LocalRank, local_rank
+from fastfeed.topology.usage import room_for, runnable_s, threads_of
 
 __all__ = [
     "Budget",
@@ -50,6 +51,9 @@ __all__ = [
     "place_workers",
     "plan_cores",
     "reserved_cores",
+    "room_for",
+    "runnable_s",
     "sibling_cores",
+    "threads_of",
     "usable_cores",
 ]

@@ -95,6 +95,7 @@ class WorkerTuner:
     def _search(self) -> Decision | None:
         """Go on to the next number worth trying, or to the one found."""
         self._windows.clear()
+        self._known = {n: seen for n, seen in self._known.items() if n <= self.most}
         target, why = self._next()
         if not self._first and self._elapsed_s - self._changed_s < _APART_S:
             return None  # what is measured meanwhile replaces what was measured before
