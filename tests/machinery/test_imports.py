@@ -16,7 +16,7 @@ TOOL = ROOT / "tools" / "shard_builder" / "fastfeed_shard"
 # Each part may import those before it (and itself). Parts on one line know nothing of each other.
 ORDER = [
     {"version", "errors"},
-    {"topology", "stats", "plan", "shardfile", "resume", "tuner"},
+    {"topology", "stats", "plan", "shardfile", "resume", "tuner", "command"},
     {"options"},
     {"policy", "storage", "fields", "transform", "doctor", "exports"},
     {"staging"},

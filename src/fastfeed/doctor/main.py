@@ -16,11 +16,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfeed.errors import FastfeedError, OptionError
+from fastfeed.command import run_command
+from fastfeed.errors import OptionError
 from fastfeed.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fastfeed.doctor.machine import Machine
     from fastfeed.doctor.report import Report
@@ -28,22 +29,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    options = make_parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        code = command(options)
-        sys.stdout.flush()
-    except OptionError as error:
-        return _fail(error, 2)
-    except FastfeedError as error:
-        return _fail(error, 1)
-    except BrokenPipeError:
-        # Whoever read our output has enough; nothing more can be said to them at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    return code
+    return run_command("fastfeed", make_parser().parse_args(arguments))
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -140,11 +126,6 @@ def _compare(options: argparse.Namespace) -> int:
     else:
         write_lines(difference_lines(found, (options.a, options.b)), sys.stdout)
     return 1 if found else 0
-
-
-def _fail(error: object, code: int) -> int:
-    sys.stderr.write(f"fastfeed: {error}\n")
-    return code
 
 
 def _seconds(text: str) -> float:

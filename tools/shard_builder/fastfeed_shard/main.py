@@ -6,47 +6,28 @@ not right. Each command's own module is loaded only when the command is given.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastfeed.errors import FastfeedError, OptionError
+from fastfeed.command import complain, run_command
 from fastfeed_shard.arguments import make_parser
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
+
+_PROGRAM = "fastfeed-shard"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    options = make_parser(_COMMANDS).parse_args(arguments)
-    command: Callable[[argparse.Namespace], int] = options.command
-    try:
-        code = command(options)
-        sys.stdout.flush()
-    except OptionError as error:
-        return _fail(error, 2)
-    except FastfeedError as error:
-        return _fail(error, 1)
-    except BrokenPipeError:
-        # Whoever read our output has enough; nothing more can be said to them at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
-    return code
-
-
-def _fail(error: object, code: int) -> int:
-    print(f"fastfeed-shard: {error}", file=sys.stderr)  # noqa: T201 - a command prints
-    return code
+    return run_command(_PROGRAM, make_parser(_COMMANDS).parse_args(arguments))
 
 
 def _warn(line: str) -> None:
-    _fail(line, 1)
+    complain(_PROGRAM, line)
 
 
 def _say(line: str) -> None:
@@ -117,9 +98,9 @@ def _verify(options: argparse.Namespace) -> int:
             progress=progress,
         )
     for line in verdict.problems:
-        _fail(shown(line), 1)
+        _warn(shown(line))
     for line in verdict.warnings:
-        _fail(f"warning: {shown(line)}", 0)
+        _warn(f"warning: {shown(line)}")
     if not options.quiet:
         fields = ", ".join(f"{shown(name)} ({count:,})" for name, count in verdict.fields.items())
         _say(
