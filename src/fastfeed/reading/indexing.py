@@ -15,7 +15,7 @@ from fastfeed.errors import IndexMismatchError, StorageError, TarError
 from fastfeed.shardfile.index import MISSING, ShardIndex, group, load_index, save_index
 from fastfeed.shardfile.names import index_name
 from fastfeed.shardfile.tar import read_member, walk
-from fastfeed.staging.staged import StagedShard
+from fastfeed.staging.shard import StagedShard
 from fastfeed.storage.local import write_whole
 from fastfeed.storage.open import facts, local_path, read_if_there
 from fastfeed.storage.remote import RemoteFile

@@ -19,8 +19,7 @@ from fastfeed.reading.sources import list_shards
 from fastfeed.shardfile.index import MISSING
 from fastfeed.shardfile.names import split_name
 from fastfeed.shardfile.tar import read_member
-from fastfeed.staging.source import Source
-from fastfeed.staging.staged import StagedShard
+from fastfeed.staging.shard import StagedShard
 from fastfeed.storage.compressed import CompressedShard, wrap
 from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.inflated import InflatedFile
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from fastfeed.reading.sources import Listing
     from fastfeed.shardfile.index import ShardIndex
     from fastfeed.shardfile.manifest import ShardEntry
     from fastfeed.staging.staged import Staged
@@ -93,7 +91,7 @@ class ShardSet:
         self._staged = staged
         self._storage_options = storage_options
         if staged is not None:
-            staged.learn(_sources(listing))
+            staged.learn(listing.sources())
         self._frames: FrameCache | None = None
         self._is_far = any(map(is_remote, self._names))
         # What the manifest calls plain need not be looked at, which would be a round trip.
@@ -307,12 +305,3 @@ class ShardSet:
             "_readers": None,
         }
         return {**self.__dict__, **fresh}
-
-
-def _sources(listing: Listing) -> list[Source]:
-    """Return the remote shards of which a manifest tells size and digest."""
-    return [
-        Source(path, entry.file_bytes, digest=entry.digest)
-        for path, entry in zip(listing.paths, listing.entries, strict=True)
-        if entry is not None and entry.digest is not None and is_remote(path)
-    ]

@@ -12,6 +12,7 @@ from fastfeed.errors import OptionError
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, load_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
 from fastfeed.shardfile.patterns import expand
+from fastfeed.staging.source import Source
 from fastfeed.storage.open import local_path, read_if_there
 from fastfeed.storage.urls import base_name, is_remote, join, parent, shown
 
@@ -34,6 +35,14 @@ class Listing:
     """Fields that the manifests name."""
     counts: dict[str, int] | None
     """For each field how many samples have it, if manifests list all of the shards."""
+
+    def sources(self) -> list[Source]:
+        """Return the remote shards of which a manifest tells size and digest."""
+        return [
+            Source(path, entry.file_bytes, digest=entry.digest)
+            for path, entry in zip(self.paths, self.entries, strict=True)
+            if entry is not None and entry.digest is not None and is_remote(path)
+        ]
 
 
 def list_shards(

@@ -101,14 +101,20 @@ class Follower:
             self._waits_from = place + window
         if moved and self._need is not None:
             self._need.move(place, zone=zone)
+        return moved
+
+    def go_on(self, *, moved: bool) -> None:
+        """Have the shards brought that are needed from here on, if that is for us to do.
+
+        Call it when what is needed no more was let go: there may be no room before.
+        """
         if self._stager is None:
             if self._election is None or not self._election.stand():
-                return moved
+                return
             self._stager = Stager(self._shelf, self._open)
             moved = True
         if moved or self._turns % _EVERY == 0:
-            self._stager.want(self._sources[place:])
-        return moved
+            self._stager.want(self._sources[self._place :])
 
     def wait_for(self, source: Source) -> bool:
         """Wait until a shard was brought or is not going to be; False if there was nothing to do.
@@ -128,7 +134,8 @@ class Follower:
             if self._places.get(name, place + 1) <= place:
                 waited.add(file)
                 return self._wait_for_part(self._shelf.part_path(file))
-        return False
+        # Where the reading enters a window, it may be faster than the stager, which was just told.
+        return self._stager is not None and self._stager.considers(source.name, self._patience)
 
     def _wait_for_part(self, path: Path) -> bool:
         try:

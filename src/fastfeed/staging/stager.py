@@ -142,6 +142,16 @@ class Stager:
         with self._changed:
             return self._changed.wait_for(self._is_idle, seconds)
 
+    def considers(self, name: str, seconds: float) -> bool:
+        """Wait until a shard is begun or is not going to be; False if that was so already."""
+
+        def is_known() -> bool:
+            known = name in self._under_way or name in self._failed
+            return self._closed or known or self._idle_at == self._version
+
+        with self._changed:
+            return not is_known() and self._changed.wait_for(is_known, seconds)
+
     def _is_idle(self) -> bool:
         at_rest = not self._choosing and not self._under_way
         return self._closed or (at_rest and self._idle_at == self._version)

@@ -9,9 +9,8 @@ from fastfeed.errors import FastfeedError, OptionError
 from fastfeed.options import Cache
 from fastfeed.reading.sources import list_shards
 from fastfeed.staging.shelf import Refusal
-from fastfeed.staging.source import Source
+from fastfeed.staging.source import describe
 from fastfeed.staging.warm import warm
-from fastfeed.storage.open import facts
 from fastfeed.storage.urls import is_remote, shown
 from fastfeed_shard.progress import show_progress, size_text
 from fastfeed_shard.sources import shards_of
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
+    from fastfeed.staging.source import Source
     from fastfeed.staging.warm import Warmed
 
     Say = Callable[[str], None]
@@ -52,7 +52,7 @@ def stage(options: argparse.Namespace, *, say: Say, fail: Say) -> int:
 
 
 def sources_of(paths: Sequence[str]) -> list[Source]:
-    """Return what the cache calls these shards: by their manifest, or as the storage knows them."""
+    """Return what a data set calls these shards in its cache: by their manifest, or their tag."""
     near = [path for path in paths if not is_remote(path)]
     if near:
         raise OptionError(
@@ -60,15 +60,16 @@ def sources_of(paths: Sequence[str]) -> list[Source]:
             way_out="Name URLs",
         )
     listing = list_shards(list(paths))
+    listed = {source.url: source for source in listing.sources()}
     sources: list[Source] = []
-    for path, entry in zip(listing.paths, listing.entries, strict=True):
-        if entry is not None:
-            sources.append(Source(path, entry.file_bytes, entry.digest))
-            continue
-        known = facts(path)
-        if known.size is None:
-            raise OptionError(f"{shown(path)!r}: the server does not say how large it is")
-        sources.append(Source(path, known.size, tag=known.tag))
+    for path in listing.paths:
+        source = listed.get(path) or describe(path)
+        if source is None:
+            raise OptionError(
+                f"{shown(path)!r}: the server says no version of it, so no cache may keep it",
+                way_out="Write a manifest with `fastfeed-shard index`: its digests tell versions",
+            )
+        sources.append(source)
     return sources
 
 
