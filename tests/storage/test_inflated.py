@@ -67,7 +67,7 @@ def test_the_longest_unused_goes_first(shards, tmp_path):
     age(cache)
     assert len(names) == 3
     reopened = inflated(shards[0], cache, 3 * SIZE)  # used again
-    kept = Path(f"/proc/self/fd/{reopened._descriptor}").readlink().name
+    kept = Path(f"/proc/self/fd/{reopened.descriptor}").readlink().name
     reopened.close()
     inflated(shards[3], cache, 3 * SIZE).close()
     gone = set(names) - set(there(cache))

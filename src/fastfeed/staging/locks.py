@@ -13,50 +13,25 @@ import threading
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastfeed.errors import StorageError
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from fastfeed.storage.descriptor import Descriptor
 
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
-class Lock:
+class Lock(Descriptor):
     """A locked file, until `close` or until the last reference dies."""
 
-    __slots__ = ("__weakref__", "descriptor")
+    __slots__ = ()
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        super().__init__(descriptor)
         _held.add(self)
 
     def is_removed(self) -> bool:
         """Say whether the file has lost its name: then others lock another file of that name."""
         return os.fstat(self.descriptor).st_nlink == 0
-
-    def close(self) -> None:
-        """Let go; more than once is fine."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if os is not None:  # at the interpreter's end modules are emptied; the system closes then
-            self.close()
 
 
 def lock_now(path: str, *, create: bool = False, shared: bool = False) -> Lock | None:

@@ -48,14 +48,14 @@ class StagedFile(LocalFile):
     def __init__(self, path: str, *, shown: str) -> None:
         super().__init__(path, shown=shown)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
             raise StorageError(f"{shown!r} is leaving the shelf") from error
 
     def is_removed(self) -> bool:
         """Say whether it was evicted between its opening and its lock."""
-        return os.fstat(self._descriptor).st_nlink == 0
+        return os.fstat(self.descriptor).st_nlink == 0
 
 
 class Refusal(Enum):

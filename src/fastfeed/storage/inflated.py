@@ -54,8 +54,8 @@ class InflatedFile(LocalFile):
     def __init__(self, path: str, *, shown: str) -> None:
         super().__init__(path, shown=shown)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            gone = os.fstat(self._descriptor).st_nlink == 0
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            gone = os.fstat(self.descriptor).st_nlink == 0
         except OSError:
             gone = True
         if gone:

@@ -7,13 +7,9 @@ import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastfeed.errors import StorageError
-
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+from fastfeed.storage.descriptor import Descriptor
 
 
 def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
@@ -25,21 +21,17 @@ def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
     return len(data)
 
 
-class LocalFile:
-    """One open file. Reads carry their own position, so threads and forked processes share it.
-
-    The descriptor closes with `close`, or when the last reference dies: whoever still reads from a
-    file that a cache has dropped keeps it open, and never reads from a number used again.
-    """
+class LocalFile(Descriptor):
+    """One open file. Reads carry their own position, so threads and forked processes share it."""
 
     def __init__(self, path: str, *, shown: str | None = None) -> None:
         self._shown = shown or path
-        self._descriptor = -1
+        super().__init__(-1)
         try:
             # Without O_NONBLOCK opening a named pipe would wait for somebody to write to it.
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-            self._descriptor = os.open(path, flags)
-            status = os.fstat(self._descriptor)
+            self.descriptor = os.open(path, flags)
+            status = os.fstat(self.descriptor)
         except (OSError, ValueError) as error:
             raise self._failed("open", error) from error
         if not stat.S_ISREG(status.st_mode):
@@ -54,14 +46,14 @@ class LocalFile:
     def read_at(self, offset: int, size: int, /) -> bytes:
         """Return `size` bytes at `offset`; fewer only if the file ends before."""
         try:
-            data = os.pread(self._descriptor, size, offset)
+            data = os.pread(self.descriptor, size, offset)
             if len(data) == size or not data:
                 return data
             # One call gives less than 2 GiB, and less again on some network file systems.
             parts = [data]
             while data and (size := size - len(data)):
                 offset += len(data)
-                data = os.pread(self._descriptor, size, offset)
+                data = os.pread(self.descriptor, size, offset)
                 parts.append(data)
             return b"".join(parts)
         except (OSError, ValueError, OverflowError) as error:
@@ -70,9 +62,9 @@ class LocalFile:
     def read_into(self, offset: int, buffer: memoryview, /) -> None:
         """Fill all of `buffer` with the bytes at `offset`, or raise StorageError."""
         try:
-            done = _read_some(self._descriptor, buffer, offset)
+            done = _read_some(self.descriptor, buffer, offset)
             while done < len(buffer):
-                more = _read_some(self._descriptor, buffer[done:], offset + done)
+                more = _read_some(self.descriptor, buffer[done:], offset + done)
                 if more == 0:
                     self._end(offset, len(buffer), done)
                 done += more
@@ -83,28 +75,7 @@ class LocalFile:
         """Ask the kernel to read a part of the file ahead; no promise, and never an error."""
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError, OverflowError):
-                os.posix_fadvise(self._descriptor, offset, size, os.POSIX_FADV_WILLNEED)
-
-    def close(self) -> None:
-        """Close the file; more than once is fine."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if os is not None:  # at the interpreter's end modules are emptied; the system closes then
-            self.close()
+                os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
 
     def __repr__(self) -> str:
         return f"LocalFile({self._shown!r}, {self._size:,} bytes)"
