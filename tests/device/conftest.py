@@ -1,8 +1,10 @@
-"""A device of ordinary memory that notices what is let go before its copy is done."""
+"""A device of ordinary memory that notices what is let go early, and numbers to send to it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import signal
 import threading
 from collections import deque
 from contextlib import contextmanager
@@ -41,6 +43,7 @@ class FakeDevice:
     def __init__(self, *, refuse_pins=None):
         self.target = torch.device("cpu")
         self.pinned = {}
+        self.has_pinned = threading.Event()
         self.refuse_pins = refuse_pins
         self.handed_over = 0
         self.torn = []
@@ -87,6 +90,7 @@ class FakeDevice:
             return self.refuse_pins
         assert address not in self.pinned
         self.pinned[address] = nbytes
+        self.has_pinned.set()
         return None
 
     def unpin(self, address):
@@ -104,3 +108,30 @@ def fake_device(monkeypatch):
     )
     yield device
     assert device.torn == []
+
+
+class Samples(torch.utils.data.Dataset):
+    """Numbers; one sample may end its worker."""
+
+    def __init__(self, count=64, *, deadly=None):
+        self.count, self.deadly = count, deadly
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        if index == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.full((1000,), index)
+
+
+@pytest.fixture
+def samples():
+    """The data set of numbers."""
+    return Samples
+
+
+@pytest.fixture
+def first_of():
+    """The first number of each batch."""
+    return lambda batches: [int(batch[0, 0]) for batch in batches]

@@ -7,7 +7,6 @@ import signal
 import threading
 
 import pytest
-import torch
 
 import fastfeed as ff
 from fastfeed.device import pool as device_pool
@@ -19,26 +18,9 @@ from fastfeed.workers import WorkerPool
 KINDS = [{"num_workers": 1}, {"num_workers": 1, "worker_kind": "thread"}]
 
 
-class Samples(torch.utils.data.Dataset):
-    """Numbers; one sample may end its worker."""
-
-    def __init__(self, count=64, *, deadly=None):
-        self.count, self.deadly = count, deadly
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        if index == self.deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.full((1000,), index)
-
-
-def first_of(batches):
-    return [int(batch[0, 0]) for batch in batches]
-
-
-def test_batches_before_a_death_come_while_the_others_are_stopped(fake_device, monkeypatch):
+def test_batches_before_a_death_come_while_the_others_are_stopped(
+    fake_device, monkeypatch, samples, first_of
+):
     """Stopping workers takes a while; who asks then gets what was made, and then the death."""
     ended, go_on = threading.Event(), threading.Event()
     close = WorkerPool.close
@@ -49,7 +31,7 @@ def test_batches_before_a_death_come_while_the_others_are_stopped(fake_device, m
         assert go_on.wait(60)
 
     monkeypatch.setattr(WorkerPool, "close", slow_close)
-    iterator = iter(ff.DataLoader(Samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
+    iterator = iter(ff.DataLoader(samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
     seen = first_of(next(iterator) for _ in range(4))
     assert ended.wait(60)
     try:
@@ -61,10 +43,10 @@ def test_batches_before_a_death_come_while_the_others_are_stopped(fake_device, m
         next(iterator)
 
 
-def test_a_death_between_two_epochs_is_raised_once(fake_device):
+def test_a_death_between_two_epochs_is_raised_once(fake_device, samples, first_of):
     """A worker that dies after an epoch was left early is an error of the next, and no more."""
     loader = ff.DataLoader(
-        Samples(), batch_size=4, num_workers=1, device="cuda", persistent_workers=True
+        samples(), batch_size=4, num_workers=1, device="cuda", persistent_workers=True
     )
     iterator = iter(loader)
     next(iterator)
@@ -76,9 +58,9 @@ def test_a_death_between_two_epochs_is_raised_once(fake_device):
 
 
 @pytest.mark.parametrize("workers", KINDS, ids=["processes", "threads"])
-def test_a_fork_that_asks_for_a_batch_gets_an_error(fake_device, workers):
+def test_a_fork_that_asks_for_a_batch_gets_an_error(fake_device, workers, samples, first_of):
     """The threads of an iterator stay behind in the parent: a child does not wait for them."""
-    iterator = iter(ff.DataLoader(Samples(), batch_size=4, device="cuda", **workers))
+    iterator = iter(ff.DataLoader(samples(), batch_size=4, device="cuda", **workers))
     next(iterator)
     child = os.fork()
     if child == 0:
@@ -96,16 +78,16 @@ def test_a_fork_that_asks_for_a_batch_gets_an_error(fake_device, workers):
 
 @pytest.mark.parametrize("workers", KINDS, ids=["processes", "threads"])
 @pytest.mark.parametrize("device", ["cuda", None])
-def test_an_ended_iterator_says_so(fake_device, workers, device):
+def test_an_ended_iterator_says_so(fake_device, workers, device, samples):
     """After its workers have ended, as at an interrupt, asking for more is an error at once."""
-    iterator = iter(ff.DataLoader(Samples(), batch_size=4, device=device, **workers))
+    iterator = iter(ff.DataLoader(samples(), batch_size=4, device=device, **workers))
     next(iterator)
     iterator._pool.close()
     with pytest.raises(WorkerError, match="have ended"):
         list(iterator)
 
 
-def test_batches_that_fail_take_no_place(fake_device, monkeypatch):
+def test_batches_that_fail_take_no_place(fake_device, monkeypatch, samples, first_of):
     """However many batches fail on their way, those after them are moved ahead of the loop."""
     failing = 1 + device_pool.AHEAD
     moved = threading.Semaphore(0)
@@ -120,7 +102,7 @@ def test_batches_that_fail_take_no_place(fake_device, monkeypatch):
 
     monkeypatch.setattr(Stage, "move", fails)
     iterator = iter(
-        ff.DataLoader(Samples(), batch_size=4, num_workers=1, prefetch_factor=8, device="cuda")
+        ff.DataLoader(samples(), batch_size=4, num_workers=1, prefetch_factor=8, device="cuda")
     )
     for _ in range(failing):
         with pytest.raises(DeviceError, match="no memory left"):
@@ -130,7 +112,7 @@ def test_batches_that_fail_take_no_place(fake_device, monkeypatch):
     assert first_of(iterator) == list(range(4 * failing, 64, 4))
 
 
-def test_a_slot_goes_back_when_its_copy_is_done(fake_device, monkeypatch):
+def test_a_slot_goes_back_when_its_copy_is_done(fake_device, monkeypatch, samples, first_of):
     """Batches that wait on the device, or were taken, hold no memory of workers."""
     lent = []
     next_one = device_pool.DevicePool._next
@@ -141,12 +123,12 @@ def test_a_slot_goes_back_when_its_copy_is_done(fake_device, monkeypatch):
         return next_one(self, idle=idle)
 
     monkeypatch.setattr(device_pool.DevicePool, "_next", watches)
-    loader = ff.DataLoader(Samples(), batch_size=4, num_workers=1, device="cuda")
+    loader = ff.DataLoader(samples(), batch_size=4, num_workers=1, device="cuda")
     assert first_of(loader) == list(range(0, 64, 4))
     assert set(lent) == {0}
 
 
-def test_an_iterator_may_end_in_a_thread_of_its_own(fake_device, monkeypatch):
+def test_an_iterator_may_end_in_a_thread_of_its_own(fake_device, monkeypatch, samples):
     """Where the garbage collector ends it, copies are done before memory is ordinary again."""
     under_way, asked, ended = [], threading.Event(), threading.Event()
     move, close, unpin = Stage.move, Pinner.close, type(fake_device).unpin
@@ -171,7 +153,7 @@ def test_an_iterator_may_end_in_a_thread_of_its_own(fake_device, monkeypatch):
     monkeypatch.setattr(Pinner, "close", closes)
     monkeypatch.setattr(type(fake_device), "unpin", unpins)
     before = set(threading.enumerate())
-    holder.append(iter(ff.DataLoader(Samples(), batch_size=4, num_workers=1, device="cuda")))
+    holder.append(iter(ff.DataLoader(samples(), batch_size=4, num_workers=1, device="cuda")))
     next(holder[0])
     asked.set()
     assert ended.wait(60)

@@ -14,28 +14,9 @@ from fastfeed.device import pool as device_pool
 from fastfeed.errors import DeviceError, WorkerError
 
 
-class Samples(torch.utils.data.Dataset):
-    """Numbers; one sample may end its worker."""
-
-    def __init__(self, count=64, *, deadly=None):
-        self.count, self.deadly = count, deadly
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, index):
-        if index == self.deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.full((1000,), index)
-
-
-def first_of(batches):
-    return [int(batch[0, 0]) for batch in batches]
-
-
-def test_a_dead_worker_is_raised_after_what_it_made(fake_device):
+def test_a_dead_worker_is_raised_after_what_it_made(fake_device, samples):
     """Batches that were made before a death are delivered, then the death is raised."""
-    loader = iter(ff.DataLoader(Samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
+    loader = iter(ff.DataLoader(samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
     seen = []
     with pytest.raises(WorkerError, match="SIGKILL"):
         for batch in loader:
@@ -44,10 +25,10 @@ def test_a_dead_worker_is_raised_after_what_it_made(fake_device):
     assert fake_device.pinned == {}
 
 
-def test_a_dead_worker_is_replaced(fake_device, tmp_path):
+def test_a_dead_worker_is_replaced(fake_device, tmp_path, samples, first_of):
     """With restarts the batches of a dead worker come from another one."""
 
-    class Once(Samples):
+    class Once(samples):
         def __getitem__(self, index):
             mark = tmp_path / "died"
             if index == 21 and not mark.exists():
@@ -59,7 +40,7 @@ def test_a_dead_worker_is_replaced(fake_device, tmp_path):
     assert first_of(loader) == list(range(0, 64, 4))
 
 
-def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch):
+def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch, samples, first_of):
     """What goes wrong on the device is raised at its batch, and the next ones come."""
     from fastfeed.device.stage import Stage
 
@@ -71,23 +52,23 @@ def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch):
         return move(self, batch)
 
     monkeypatch.setattr(Stage, "move", fails)
-    loader = iter(ff.DataLoader(Samples(32), batch_size=4, num_workers=2, device="cuda"))
+    loader = iter(ff.DataLoader(samples(32), batch_size=4, num_workers=2, device="cuda"))
     assert first_of([next(loader), next(loader)]) == [0, 4]
     with pytest.raises(DeviceError, match="no memory left"):
         next(loader)
     assert first_of(loader) == list(range(12, 32, 4))
 
 
-def test_a_dead_stage_is_noticed(fake_device, monkeypatch):
+def test_a_dead_stage_is_noticed(fake_device, monkeypatch, samples):
     """A loop that waits for a thread that is gone gets an error, not silence."""
     monkeypatch.setattr(device_pool, "_LOOK_S", 0.01)
     monkeypatch.setattr(device_pool.DevicePool, "_stage_all", lambda self: None)
-    loader = iter(ff.DataLoader(Samples(8), batch_size=4, num_workers=1, device="cuda"))
+    loader = iter(ff.DataLoader(samples(8), batch_size=4, num_workers=1, device="cuda"))
     with pytest.raises(DeviceError, match="has ended"):
         next(loader)
 
 
-def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch):
+def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch, samples, first_of):
     """Batches on the device are bounded, however many the workers have made."""
     moved = threading.Semaphore(0)
     from fastfeed.device.stage import Stage
@@ -103,7 +84,7 @@ def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch)
 
     monkeypatch.setattr(Stage, "move", counts)
     loader = iter(
-        ff.DataLoader(Samples(), batch_size=4, num_workers=2, prefetch_factor=8, device="cuda")
+        ff.DataLoader(samples(), batch_size=4, num_workers=2, prefetch_factor=8, device="cuda")
     )
     next(loader)
     for _ in range(1 + device_pool.AHEAD):
@@ -112,10 +93,10 @@ def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch)
     assert first_of(loader) == list(range(4, 64, 4))
 
 
-def test_threads_end_with_the_loader(fake_device):
+def test_threads_end_with_the_loader(fake_device, samples):
     """Neither an epoch's end nor an early one leaves a thread behind."""
     before = threading.active_count()
-    loader = ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda")
+    loader = ff.DataLoader(samples(), batch_size=4, num_workers=2, device="cuda")
     list(loader)
     iterator = iter(loader)
     next(iterator)
@@ -123,10 +104,11 @@ def test_threads_end_with_the_loader(fake_device):
     assert threading.active_count() == before
 
 
-def test_a_fork_leaves_the_device_alone(fake_device):
+def test_a_fork_leaves_the_device_alone(fake_device, samples, first_of):
     """A child that drops its copy of an iterator ends, and the parent's goes on."""
-    iterator = iter(ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda"))
+    iterator = iter(ff.DataLoader(samples(), batch_size=4, num_workers=2, device="cuda"))
     next(iterator)
+    assert fake_device.has_pinned.wait(60)  # in a thread of its own
     child = os.fork()
     if child == 0:
         try:
@@ -138,9 +120,9 @@ def test_a_fork_leaves_the_device_alone(fake_device):
     assert first_of(iterator) == list(range(4, 64, 4))
 
 
-def test_out_of_order_batches(fake_device):
+def test_out_of_order_batches(fake_device, samples, first_of):
     """With in_order=False every batch still comes once."""
-    loader = ff.DataLoader(Samples(), batch_size=4, num_workers=2, device="cuda", in_order=False)
+    loader = ff.DataLoader(samples(), batch_size=4, num_workers=2, device="cuda", in_order=False)
     assert sorted(first_of(loader)) == list(range(0, 64, 4))
 
 
@@ -157,10 +139,10 @@ def test_iterable_data(fake_device):
     assert ours == theirs
 
 
-def test_resume_counts_what_was_delivered(fake_device):
+def test_resume_counts_what_was_delivered(fake_device, samples):
     """A state holds what the loop was given, not what waits on the device."""
     make = lambda: ff.DataLoader(  # noqa: E731
-        Samples(), batch_size=4, num_workers=2, device="cuda", shuffle=True
+        samples(), batch_size=4, num_workers=2, device="cuda", shuffle=True
     )
     loader = make()
     iterator = iter(loader)
@@ -173,11 +155,11 @@ def test_resume_counts_what_was_delivered(fake_device):
     assert [b[:, 0].tolist() for b in again] == rest
 
 
-def test_the_slot_waits_for_its_copy(fake_device, monkeypatch):
+def test_the_slot_waits_for_its_copy(fake_device, monkeypatch, samples):
     """The fake device does notice a slot that is given back before its copy is done."""
     monkeypatch.setattr(device_pool, "_finish", lambda moved: None)
     monkeypatch.setattr(type(fake_device), "hand_over", lambda *_: None)
-    loader = ff.DataLoader(Samples(400), batch_size=4, num_workers=1, device="cuda")
+    loader = ff.DataLoader(samples(400), batch_size=4, num_workers=1, device="cuda")
     for number, _ in enumerate(loader):
         if number == 60:  # memory of the first batches was used again, and is still mapped
             fake_device.finish_until(fake_device._given)

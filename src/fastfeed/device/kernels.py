@@ -1,7 +1,7 @@
 """The two kernels of the device, in Triton: cut, resize and turn pictures; normalise a batch."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-# ruff: noqa: ANN001, PLR0913, PLR0917, D103, N803
+# ruff: noqa: ANN001, ANN202, PLR0913, PLR0917, D103, N803
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def normalize(levels, mean, std, out, count, CHANNELS: tl.constexpr, BLOCK: tl.c
 
 
 @triton.jit
-def put_marks(memory, table, CHANNELS: tl.constexpr) -> None:
-    # The marks and the guard of one picture; see `fastfeed.device.decoders.places`.
-    cells = table + tl.program_id(0) * 5
+def _marks_of(cells, CHANNELS: tl.constexpr):
+    # Places and values of the marks of one picture, which of them there are, and the same of the
+    # guard behind it; see `fastfeed.device.decoders.places`.
     start, pitch, plane = tl.load(cells), tl.load(cells + 1), tl.load(cells + 2)
     height, width = tl.load(cells + 3), tl.load(cells + 4)
     line = tl.arange(0, 16)
@@ -101,30 +101,22 @@ def put_marks(memory, table, CHANNELS: tl.constexpr) -> None:
     place = (start + channel * plane + row * pitch)[:, None] + column
     value = (row[:, None] * 11 + column * 37 + 0xA5) & 0xFF
     live = (channel < CHANNELS)[:, None] & (step >= 0)[None, :]
+    return place, value, live, start + plane * CHANNELS + step, (step * 48 + 0xA5) & 0xFF
+
+
+@triton.jit
+def put_marks(memory, table, CHANNELS: tl.constexpr) -> None:
+    place, value, live, guard, kept = _marks_of(table + tl.program_id(0) * 5, CHANNELS)
     tl.store(memory + place, value.to(tl.uint8), mask=live)
-    guard = memory + start + plane * CHANNELS + step
-    tl.store(guard, ((step * 48 + 0xA5) & 0xFF).to(tl.uint8))
+    tl.store(memory + guard, kept.to(tl.uint8))
 
 
 @triton.jit
 def read_marks(memory, table, seen, CHANNELS: tl.constexpr) -> None:
-    cells = table + tl.program_id(0) * 5
-    start, pitch, plane = tl.load(cells), tl.load(cells + 1), tl.load(cells + 2)
-    height, width = tl.load(cells + 3), tl.load(cells + 4)
-    line = tl.arange(0, 16)
-    channel, third = line // 4, line % 4
-    row = (height - 1) * third // 3
-    step = tl.arange(0, 8)
-    column = (tl.maximum(width - 8, 0) * (3 - third) // 3)[:, None] + step[None, :]
-    column = tl.minimum(column, width - 1)
-    place = (start + channel * plane + row * pitch)[:, None] + column
-    expected = (row[:, None] * 11 + column * 37 + 0xA5) & 0xFF
-    live = (channel < CHANNELS)[:, None] & (step >= 0)[None, :]
-    same = (tl.load(memory + place, mask=live, other=0).to(tl.int64) == expected) & live
+    place, value, live, guard, kept = _marks_of(table + tl.program_id(0) * 5, CHANNELS)
+    same = (tl.load(memory + place, mask=live, other=0).to(tl.int64) == value) & live
     left = tl.max(tl.min(same.to(tl.int32), axis=1), axis=0)
-
-    guard = tl.load(memory + start + plane * CHANNELS + step).to(tl.int32)
-    spilled = tl.max((guard != ((step * 48 + 0xA5) & 0xFF)).to(tl.int32), axis=0)
+    spilled = tl.max((tl.load(memory + guard).to(tl.int32) != kept).to(tl.int32), axis=0)
     result = seen + tl.program_id(0) * 2
     tl.store(result, left)
     tl.store(result + 1, spilled)
