@@ -197,8 +197,8 @@ def run_worker(setup: WorkerSetup, given: Source | Parcel, region: Region, ends:
                 if failure is not None or maker is None:
                     result = without_batch(setup, job, failure)
                 else:
-                    blocked = (time.perf_counter() - idle_since, blocked_out_s)
-                    result, private = _work(setup, job, maker, writer, blocked)
+                    before = (idle_since, blocked_out_s)
+                    result, private = _work(setup, job, maker, writer, before)
                 ended = result.ended
                 pieces = [piece.reshape(-1).view(np.uint8).data for piece in private]
                 try:
@@ -300,10 +300,11 @@ def _start(setup: WorkerSetup, given: Source | Parcel) -> tuple[Maker | None, Fa
 
 
 def _work(
-    setup: WorkerSetup, job: Job, maker: Maker, writer: SlotWriter, blocked: tuple[float, float]
+    setup: WorkerSetup, job: Job, maker: Maker, writer: SlotWriter, before: tuple[float, float]
 ) -> tuple[Result, list[Any]]:
-    """Make one batch; `blocked` is how long the worker waited for the job, and to send before."""
+    """Make one batch; `before` is since when the worker waited for it, and how long it sent."""
     started = time.perf_counter()
+    idle_since, sending_s = before
     writer.begin()
     private: list[Any] = []
     packed: Packed | None
@@ -340,7 +341,7 @@ def _work(
             busy_s=made - started,
             report=report,
             state=state,
-            times=(started, *blocked, made - fetched),
+            times=(started, started - idle_since, sending_s, made - fetched),
         ),
         private,
     )

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from fastfeed.stats.histogram import Waits
-from fastfeed.stats.tally import Tally, line_of
+from fastfeed.stats.tally import NO_STAGE, TIMES, WIDTH, Tally
 from fastfeed.stats.values import Delivery, Snapshot
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Deliveries are counted when so many bytes of them are there: many times cheaper than one by one.
-_AT_ONCE = 256 << 10
+# Deliveries are counted when so many are there, which is many times cheaper than one by one.
+_AT_ONCE = 1024
 # The steps in the order that a batch passes them; steps of other names come last.
 _STEPS = ("read", "defer", "decode", "fetch", "collate", "slots", "device")
 
@@ -38,8 +38,9 @@ class Stats:
 
     def __init__(self) -> None:
         # Replaced together and never changed but for appending, so that who looks from another
-        # thread sees each delivery once.
-        self._state = (Tally(), bytearray())
+        # thread sees each delivery once. One list of numbers, no objects in it: those would be
+        # looked at by the garbage collector again and again.
+        self._state: tuple[Tally, list[float]] = (Tally(), [])
         self._steps: dict[str, Waits] = {}
         self._deferred = self._refused = self._failed = 0
         self._decoded: DecodedFacts | None = None
@@ -53,13 +54,14 @@ class Stats:
     def delivered(self, delivery: tuple[Any, ...]) -> None:
         """Count a batch that is about to be handed to the training loop.
 
-        `delivery` has the values of a `Delivery`. To make one takes nearly as long as to count it,
-        so that is done only if somebody observes.
+        `delivery` has the values of a `Delivery`, which is made only if somebody observes.
         """
         tally, fresh = self._state
-        fresh += line_of(delivery)
-        if len(fresh) >= _AT_ONCE:
-            self._state = (tally.plus(fresh), bytearray())
+        fresh += delivery[:TIMES]
+        fresh += delivery[TIMES]
+        fresh += delivery[-1] or NO_STAGE
+        if len(fresh) >= _AT_ONCE * WIDTH:
+            self._state = (tally.plus(fresh), [])
         if self._observers:
             made = Delivery(*delivery)
             for observer in self._observers:
@@ -85,9 +87,12 @@ class Stats:
     def snapshot(self, device: DeviceFacts | None = None) -> Snapshot:
         """Return the counts so far, with what is known of the device."""
         tally, fresh = self._state
-        tally = tally.plus(bytes(fresh))
+        tally = tally.plus(fresh[:])
         steps = {name: waits.spread for name, waits in list(self._steps.items())}
-        steps |= tally.steps
+        whole = tally.steps
+        if steps.keys() - {"device"}:  # the data set splits its work
+            whole.pop("fetch", None)
+        steps |= whole
         known = [name for name in _STEPS if name in steps]
         steps = {name: steps[name] for name in [*known, *(steps.keys() - set(known))]}
         return Snapshot(

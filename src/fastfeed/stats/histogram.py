@@ -94,42 +94,72 @@ def percentile(summed: NDArray[np.int64], percent: float, *, max_s: float) -> fl
     return min(upper(int(np.searchsorted(summed, rank))), max_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Durations of many kinds, a row of buckets each; never changed, so that any may look."""
+
+    counts: NDArray[np.int64]
+    totals: NDArray[np.float64]
+    longest: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls, count: int) -> Rows:
+        """Return so many rows of nothing."""
+        return cls(np.zeros((count, BUCKETS), np.int64), np.zeros(count), np.zeros(count))
+
+    def plus(self, rows: NDArray[np.int64], seconds: NDArray[np.float64], *, count: int) -> Rows:
+        """Return `count` rows, with each of `seconds` counted in the row beside it."""
+        counts = np.bincount(rows * BUCKETS + buckets_of(seconds), minlength=count * BUCKETS)
+        counts = counts.reshape(count, BUCKETS)
+        totals: NDArray[np.float64] = np.bincount(rows, seconds, count).astype(float)
+        longest = np.zeros(count)
+        np.maximum.at(longest, rows, seconds)
+        old = len(self.totals)
+        counts[:old] += self.counts
+        totals[:old] += self.totals
+        np.maximum(longest[:old], self.longest, out=longest[:old])
+        return Rows(counts, totals, longest)
+
+    def spread(self, row: int) -> Spread:
+        """Return what a row says."""
+        total_s, max_s = float(self.totals[row]), float(self.longest[row])
+        return Spread.of(self.counts[row], total_s=total_s, max_s=max_s)
+
+
 class Waits:
     """Durations of one kind, counted; one thread adds, any may look."""
 
-    __slots__ = ("_counts", "_fresh", "longest_s", "total_s")
+    __slots__ = ("_state",)
 
     def __init__(self) -> None:
-        self._counts = np.zeros(BUCKETS, np.int64)
-        self._fresh: list[float] = []
-        self.total_s = 0.0
-        self.longest_s = 0.0
+        # What was counted, and what came since: replaced together, so that who looks meanwhile sees
+        # each duration once.
+        self._state: tuple[Rows, list[float]] = (Rows.empty(1), [])
 
     def add(self, seconds: float) -> None:
         """Count one duration."""
-        fresh = self._fresh
+        _, fresh = self._state
         fresh.append(seconds)
-        self.total_s += seconds
-        self.longest_s = max(self.longest_s, seconds)
         if len(fresh) >= _AT_ONCE:
-            # Both are replaced, and never changed, so that who looks meanwhile sees one or the
-            # other; a duration may be missing for a moment, and is never counted twice.
-            self._fresh = []
-            self._counts = self._with(fresh)
+            self._state = (self._rows, [])
 
-    def percentile(self, percent: float) -> float:
-        """Return the duration in seconds that `percent` of all did not exceed; 0.0 if none."""
-        summed = np.cumsum(self._with(self._fresh[:]))
-        return percentile(summed, percent, max_s=self.longest_s)
+    @property
+    def _rows(self) -> Rows:
+        rows, fresh = self._state
+        seconds = np.array(fresh, np.float64)
+        return rows.plus(np.zeros(len(seconds), np.int64), seconds, count=1)
 
     @property
     def spread(self) -> Spread:
         """The durations so far."""
-        counts = self._with(self._fresh[:])
-        return Spread.of(counts, total_s=self.total_s, max_s=self.longest_s)
+        return self._rows.spread(0)
 
-    def _with(self, fresh: list[float]) -> NDArray[np.int64]:
-        if not fresh:
-            return self._counts
-        found = buckets_of(np.array(fresh, np.float64))
-        return self._counts + np.bincount(found, minlength=BUCKETS)
+    @property
+    def longest_s(self) -> float:
+        """The longest so far."""
+        return self.spread.max_s
+
+    def percentile(self, percent: float) -> float:
+        """Return the duration in seconds that `percent` of all did not exceed; 0.0 if none."""
+        rows = self._rows
+        return percentile(np.cumsum(rows.counts[0]), percent, max_s=float(rows.longest[0]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastfeed.stats.histogram import BUCKETS, Spread, buckets_of
+from fastfeed.stats.histogram import Rows, Spread
 from fastfeed.stats.values import (
     Delivery,
     Depth,
@@ -29,45 +29,12 @@ if TYPE_CHECKING:
 
 # Rows of durations; from _WORKERS on each worker has one, of making batches.
 _WAIT, _FETCH, _SLOTS, _WORKERS = range(4)
-# Of a delivery's line: where its times begin, and how long it is.
-_TIMES = Delivery._fields.index("times")
-_WIDTH = _TIMES + len(Times._fields) + 1 + len(StageTimes._fields)
-_AS_BYTES = Struct(f"{_WIDTH}d")
-_NO_STAGE = (0.0,) * len(StageTimes._fields)
+# What is kept of a delivery until it is counted: its first values, its times, those of its stage.
+TIMES = Delivery._fields.index("times")
+WIDTH = TIMES + len(Times._fields) + len(StageTimes._fields)
+NO_STAGE = (0.0,) * len(StageTimes._fields)
 # More batches ready than this are counted as this many.
 _DEEPEST = 1023
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Durations of many kinds, a row of buckets each."""
-
-    counts: Ints
-    totals: Floats
-    longest: Floats
-
-    @classmethod
-    def empty(cls, count: int) -> Rows:
-        """Return so many rows of nothing."""
-        return cls(np.zeros((count, BUCKETS), np.int64), np.zeros(count), np.zeros(count))
-
-    def plus(self, rows: Ints, seconds: Floats, *, count: int) -> Rows:
-        """Return `count` rows, with each of `seconds` counted in the row beside it."""
-        counts = np.bincount(rows * BUCKETS + buckets_of(seconds), minlength=count * BUCKETS)
-        counts = counts.reshape(count, BUCKETS)
-        totals: Floats = np.bincount(rows, seconds, count).astype(float)
-        longest = np.zeros(count)
-        np.maximum.at(longest, rows, seconds)
-        old = len(self.totals)
-        counts[:old] += self.counts
-        totals[:old] += self.totals
-        np.maximum(longest[:old], self.longest, out=longest[:old])
-        return Rows(counts, totals, longest)
-
-    def spread(self, row: int) -> Spread:
-        """Return what a row says."""
-        total_s, max_s = float(self.totals[row]), float(self.longest[row])
-        return Spread.of(self.counts[row], total_s=total_s, max_s=max_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +59,21 @@ class Tally:
     open_depths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """How many of those that came since were ready at these moments; more may come."""
 
-    def plus(self, lines: bytes | bytearray) -> Tally:
-        """Return the tally with the lines of further deliveries, in their order."""
-        if not lines:
+    def plus(self, values: Sequence[float]) -> Tally:
+        """Return the tally with further deliveries, `WIDTH` values each, in their order."""
+        # Whole ones: another thread may be adding the next. Struct is the quickest way to numpy.
+        packed = Struct(f"{len(values)}d").pack(*values)
+        fresh = np.frombuffer(packed, count=len(values) // WIDTH * WIDTH).reshape(-1, WIDTH).T
+        if not fresh.size:
             return self
-        fresh = np.frombuffer(lines).reshape(-1, _WIDTH).T
-        asked, got, _, samples, nbytes, copied, by_worker, busy = fresh[:_TIMES]
-        began, blocked_in, blocked_out, slots, is_whole, moved, moving = fresh[_TIMES : _TIMES + 7]
-        worker, whole = by_worker.astype(np.int64), is_whole > 0
+        asked, got, _, samples, nbytes, copied, by_worker, busy = fresh[:TIMES]
+        began, blocked_in, blocked_out, slots, moved, moving = fresh[TIMES : TIMES + 6]
+        worker = by_worker.astype(np.int64)
         count = max(self.sums.shape[1], int(worker.max()) + 1)
         here = worker >= 0
         rows = (
             (np.full(len(asked), _WAIT), got - asked),
-            (np.full(int(whole.sum()), _FETCH), (busy - slots)[whole]),
+            (np.full(len(asked), _FETCH), busy - slots),
             (np.full(int((slots > 0).sum()), _SLOTS), slots[slots > 0]),
             (worker[here] + _WORKERS, busy[here]),
         )
@@ -121,7 +90,7 @@ class Tally:
             busy_s=self.busy_s + float(busy.sum()),
             rows=self.rows.plus(numbers, seconds, count=_WORKERS + count),
             sums=self._sums_with(worker[here], added, count),
-            stage=self._stage_with(fresh[_TIMES + 5 :, moved > 0]),
+            stage=self._stage_with(fresh[TIMES + 4 :, moved > 0]),
         )
 
     def _sums_with(self, worker: Ints, added: Sequence[NDArray[Any]], count: int) -> Floats:
@@ -166,7 +135,7 @@ class Tally:
 
     @property
     def steps(self) -> dict[str, Spread]:
-        """Steps that workers measure, data sets of any kind: whole batches, and laying them out."""
+        """Steps of data sets of any kind: making a whole batch, and laying it out."""
         steps = {"fetch": self.rows.spread(_FETCH), "slots": self.rows.spread(_SLOTS)}
         return {name: spread for name, spread in steps.items() if spread.count}
 
@@ -193,18 +162,6 @@ class Tally:
             **waits_of(self.wait),
             "elapsed_s": 0.0 if self.started is None else self.last - self.started,
         }
-
-
-def line_of(delivery: tuple[Any, ...]) -> bytes:
-    """Return the values of a `Delivery` as numbers in bytes.
-
-    Objects that are kept are looked at by the garbage collector again and again, which takes
-    several times longer than to count them.
-    """
-    times, steps, stage = delivery[_TIMES:]
-    # A data set that does not split its work has no steps but the one that the trainer added.
-    is_whole = not steps or steps.keys() == {"device"}
-    return _AS_BYTES.pack(*delivery[:_TIMES], *times, is_whole, *(stage or _NO_STAGE))
 
 
 def _sum(a: Ints, b: Ints) -> Ints:
