@@ -21,6 +21,7 @@ NAMES = (
     "startup",
     "build",
     "steady",
+    "stats",
     "h2d",
     "jpeg-gpu",
     "train-feed",
