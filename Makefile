@@ -5,6 +5,10 @@ BIN := $(VENV)/bin
 # torch and torchvision are built for each other: they are installed together, first.
 TORCH ?= torch torchvision
 
+# A fork takes as long as its process has memory: tests that fork most run apart from the others,
+# which import most (datasets, trainers, servers) and would double that.
+FORKING := tests/collating tests/device tests/loader tests/whole_path tests/workers
+
 .PHONY: demo test check bench clean
 
 demo: $(VENV)/demo.done
@@ -14,7 +18,10 @@ test: $(VENV)/dev.done
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	code=0; \
+	$(BIN)/python -m pytest $(FORKING) || code=1; \
+	$(BIN)/python -m pytest $(FORKING:%=--ignore=%) || code=1; \
+	exit $$code
 
 check: $(VENV)/dev.done
 	$(BIN)/ruff check .

@@ -13,8 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 DATA_VARIABLE = "FASTFEED_TEST_DATA"
+
+# How long an example takes says more of the machine than of us.
+settings.register_profile("fastfeed", deadline=None)
+settings.load_profile("fastfeed")
 
 
 @pytest.fixture(scope="session")

@@ -47,13 +47,6 @@ class RecordedGpus:
         return next(self._rounds)
 
 
-def write_tree(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text if isinstance(text, bytes) else f"{text}\n".encode())
-
-
 def cpu_lines(busy, ticks, system=0.25):
     """/proc/stat of cores that were busy for these parts of `ticks` ticks."""
     lines = []
@@ -227,6 +220,7 @@ class Recorded:
         self.kernels = KERNELS
         self.shm = 64 * GIB
         self.cache = "/home/someone/.cache/fastfeed"
+        self._written = {}
 
     def without(self, *starts):
         """Take files away."""
@@ -242,13 +236,22 @@ class Recorded:
         """Change what the first GPU is."""
         self.facts = (replace(self.facts[0], **changes), *self.facts[1:])
 
+    def write(self, files):
+        """Write those files that are not there already."""
+        for name, text in files.items():
+            if self._written.get(name) != text:
+                path = self.root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(text if isinstance(text, bytes) else f"{text}\n".encode())
+                self._written[name] = text
+
     def machine(self):
-        write_tree(self.root, self.files)
+        self.write(self.files)
         return Machine(
             root=self.root,
             gpus=RecordedGpus(self.facts, self.rounds) if self.facts else None,
             no_gpus="NVML does not answer",
-            clock=RecordedClock(lambda: write_tree(self.root, self.later)),
+            clock=RecordedClock(lambda: self.write(self.later)),
             cache=self.cache,
             capacity=lambda path: self.shm,
         )
