@@ -102,6 +102,10 @@ def test_deliveries_counted_together_are_those_counted_one_by_one(given_):
     assert snapshot.samples == 8 * len(given_)
     assert snapshot.busy_s == pytest.approx(sum(busy for _, _, busy in given_))
     assert snapshot.waited_s == pytest.approx(sum(wait for wait, _, _ in given_))
+    for blocked, each in ((snapshot.blocked_in, 0.003), (snapshot.blocked_out, 0.001)):
+        assert (blocked.count, blocked.max_s) == (len(given_), each)
+        assert blocked.total_s == pytest.approx(each * len(given_))
+        assert each <= blocked.p50_s * (1 + 1e-9)
     assert {one.worker for one in snapshot.workers} == {worker for _, worker, _ in given_}
     for one in snapshot.workers:
         mine = [busy for _, worker, busy in given_ if worker == one.worker]
@@ -149,6 +153,7 @@ def test_a_look_since_an_earlier_one_is_of_what_came_between():
     found, true = stats.snapshot().since(before), counted(deliveries[300:])
     assert (found.batches, found.samples, found.nbytes) == (400, 3200, 400_000)
     assert found.wait.buckets == true.wait.buckets
+    assert found.blocked_in.buckets == true.blocked_in.buckets
     assert [one.batches for one in found.workers] == [one.batches for one in true.workers]
     assert found.steps.keys() == true.steps.keys()
     assert found.stage.batches == 400
@@ -166,6 +171,7 @@ def test_json_has_the_names_that_others_read():
         *("wait_p50_s", "wait_p95_s", "wait_p99_s", "wait_max_s", "busy_s", "steps_s"),
         *("deferred", "refused", "failed", "device", "wait", "steps", "workers", "depth"),
         *("stage", "decoded", "samples_per_s", "waited_share", "blocked_in_s", "blocked_out_s"),
+        *("blocked_in", "blocked_out"),
     }
     assert document["wait"].keys() == spread
     assert document["steps"].keys() == {"fetch", "slots"}

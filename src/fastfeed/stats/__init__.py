@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from fastfeed.stats.collect import Observer, Stats
 from fastfeed.stats.decoded import DecodedFacts
+from fastfeed.stats.depth import Depth
 from fastfeed.stats.histogram import Spread, Waits
 from fastfeed.stats.report import describe
 from fastfeed.stats.values import (
     Delivery,
-    Depth,
     DeviceFacts,
     Snapshot,
     StageFacts,

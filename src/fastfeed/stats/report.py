@@ -92,9 +92,10 @@ def _steps(snapshot: Snapshot) -> Iterator[str | Table]:
         for step, seconds in snapshot.steps_s.items()
     )
     yield f"  time by step: {parts}"
+    waits = {"(no job)": snapshot.blocked_in, "(sending)": snapshot.blocked_out}
     rows = [
         [step, *map(_time, (one.p50_s, one.p95_s, one.p99_s, one.max_s))]
-        for step, one in snapshot.steps.items()
+        for step, one in (snapshot.steps | waits).items()
         if one.count
     ]
     if rows:

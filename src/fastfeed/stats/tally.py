@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fastfeed.stats.depth import Depth
 from fastfeed.stats.histogram import Rows, Spread
 from fastfeed.stats.values import (
     Delivery,
-    Depth,
     StageFacts,
     StageTimes,
     Times,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 # Rows of durations; from _WORKERS on each worker has one, of making batches.
-_WAIT, _FETCH, _SLOTS, _WORKERS = range(4)
+_WAIT, _FETCH, _SLOTS, _BLOCKED_IN, _BLOCKED_OUT, _WORKERS = range(6)
 # What is kept of a delivery until it is counted: its first values, its times, those of its stage.
 TIMES = Delivery._fields.index("times")
 WIDTH = TIMES + len(Times._fields) + len(StageTimes._fields)
@@ -75,6 +75,8 @@ class Tally:
             (np.full(len(asked), _WAIT), got - asked),
             (np.full(len(asked), _FETCH), busy - slots),
             (np.full(int((slots > 0).sum()), _SLOTS), slots[slots > 0]),
+            (np.full(int(here.sum()), _BLOCKED_IN), blocked_in[here]),
+            (np.full(int(here.sum()), _BLOCKED_OUT), blocked_out[here]),
             (worker[here] + _WORKERS, busy[here]),
         )
         numbers, seconds = (np.concatenate(one) for one in zip(*rows, strict=True))
@@ -159,6 +161,8 @@ class Tally:
         names = ("batches", "samples", "nbytes", "copied", "busy_s", "depth", "workers", "stage")
         return {
             **{name: getattr(self, name) for name in names},
+            "blocked_in": self.rows.spread(_BLOCKED_IN),
+            "blocked_out": self.rows.spread(_BLOCKED_OUT),
             **waits_of(self.wait),
             "elapsed_s": 0.0 if self.started is None else self.last - self.started,
         }

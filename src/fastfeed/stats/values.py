@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastfeed.stats.depth import Depth
 from fastfeed.stats.histogram import Spread
 
 if TYPE_CHECKING:
@@ -70,45 +71,6 @@ class Delivery(NamedTuple):
         if self.stage is not None:
             return self.stage.began + self.stage.busy_s
         return self.times[0] + self.busy_s
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """How many batches were ready when the loop asked for one."""
-
-    asked: int = 0
-    mean: float = 0.0
-    p50: int = 0
-    most: int = 0
-    none: int = 0
-    """How often there was none."""
-    counts: tuple[int, ...] = ()
-    """How often there were 0, 1, 2, ..."""
-
-    @classmethod
-    def of(cls, counts: tuple[int, ...]) -> Depth:
-        """Return what the counts say."""
-        asked = sum(counts)
-        if not asked:
-            return cls()
-        seen, p50 = 0, 0
-        for p50, count in enumerate(counts):  # noqa: B007 - it is what is found
-            seen += count
-            if 2 * seen >= asked:
-                break
-        return cls(
-            asked=asked,
-            mean=sum(depth * count for depth, count in enumerate(counts)) / asked,
-            p50=p50,
-            most=max(depth for depth, count in enumerate(counts) if count),
-            none=counts[0],
-            counts=counts,
-        )
-
-    def since(self, before: Depth) -> Depth:
-        """Return what came after an earlier look."""
-        old = before.counts + (0,) * (len(self.counts) - len(before.counts))
-        return Depth.of(tuple(max(0, a - b) for a, b in zip(self.counts, old, strict=False)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +172,10 @@ class Snapshot:
     wait: Spread = field(default_factory=Spread)
     """The loop's waits for a batch."""
     steps: dict[str, Spread] = field(default_factory=dict)
+    blocked_in: Spread = field(default_factory=Spread)
+    """The workers' waits for a job."""
+    blocked_out: Spread = field(default_factory=Spread)
+    """The time they took to send a batch."""
     workers: tuple[WorkerFacts, ...] = ()
     depth: Depth = field(default_factory=Depth)
     stage: StageFacts | None = None
@@ -229,12 +195,12 @@ class Snapshot:
     @property
     def blocked_in_s(self) -> float:
         """Time that workers waited for jobs, all workers together."""
-        return sum(worker.blocked_in_s for worker in self.workers)
+        return self.blocked_in.total_s
 
     @property
     def blocked_out_s(self) -> float:
         """Time that workers waited until results were taken in, all workers together."""
-        return sum(worker.blocked_out_s for worker in self.workers)
+        return self.blocked_out.total_s
 
     def since(self, before: Snapshot) -> Snapshot:
         """Return what came after an earlier look; what is known of the device is of now."""
@@ -259,6 +225,8 @@ class Snapshot:
             self,
             **numbers,
             **waits_of(wait),
+            blocked_in=self.blocked_in.since(before.blocked_in),
+            blocked_out=self.blocked_out.since(before.blocked_out),
             steps=steps,
             steps_s={n: s - before.steps_s.get(n, 0.0) for n, s in self.steps_s.items()},
             workers=tuple(
