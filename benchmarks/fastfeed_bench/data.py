@@ -67,7 +67,7 @@ def photo_data(context: Context, *, shard_size: str = "8MiB") -> PhotoData:
             for index in range(COUNT):
                 (partial / "probe" / f"{index:06d}.jpg").write_bytes(content)
     return PhotoData(
-        photos, _packed(photos, shard_size=shard_size), probe, _packed(probe, shard_size="4MiB")
+        photos, packed(photos, shard_size=shard_size), probe, packed(probe, shard_size="4MiB")
     )
 
 
@@ -142,8 +142,8 @@ def shard_tool(*arguments: str) -> None:
     run_command(*SHARD_TOOL, *arguments)
 
 
-def _packed(folder: Path, *, shard_size: str) -> list[str]:
-    """Return the shards of a folder of photos."""
+def packed(folder: Path, *, shard_size: str) -> list[str]:
+    """Return the shards of a folder of photos, made if need be."""
     # A new version may pack differently.
     size = "" if shard_size.endswith("MiB") else f"-{shard_size}"
     shards = folder.with_name(f"{folder.name}-shards{size}-{__version__}")

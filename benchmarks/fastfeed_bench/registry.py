@@ -21,6 +21,7 @@ NAMES = (
     "startup",
     "build",
     "steady",
+    "tuner",
     "stats",
     "h2d",
     "jpeg-gpu",

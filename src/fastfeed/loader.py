@@ -58,7 +58,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     within windows of shards, and every epoch has another order by itself.
 
     Args beyond torch's:
-        num_workers: may be `fastfeed.AUTO`: as many as the process may really use cores.
+        num_workers: may be `fastfeed.AUTO`: at first as many as the process may really use cores,
+            then as few as the loop needs, found while it runs; more than cores where they wait.
         worker_threads: threads in each worker that decode the samples of one batch side by side;
             for `ShardDataset` only.
         worker_kind: "process", or "thread": workers are threads of this process, for data sets

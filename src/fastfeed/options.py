@@ -43,7 +43,7 @@ class AutoWorkers(int):
 
 
 AUTO: Final = AutoWorkers(1)
-"""Ask for as many workers as the process may really use cores (affinity, cgroups, job, ranks)."""
+"""Ask for workers: at first as many as there are cores to use, then as many as the loop needs."""
 
 
 def parse_size(size: int | str, *, name: str) -> int:
