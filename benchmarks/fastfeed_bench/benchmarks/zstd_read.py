@@ -1,4 +1,4 @@
-"""zstd-read: samples of warm `.tar.zst` shards, in order and shuffled within a window."""
+"""zstd-read: samples of warm `.tar.zst` shards, in order and shuffled."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ if TYPE_CHECKING:
 
     from fastfeed_bench.model import Context, Settings
 
-_MODULE = "fastfeed_bench.systems.zstd_read"
+_SAMPLES = "fastfeed_bench.systems.shard_read"
 _WORKERS = ({"workers": 0}, {"workers": 1}, {"workers": 2})
-# Beside it the frames that a process keeps decoded: 128 MiB.
-_WINDOW = 64 << 20
+# What webdataset keeps to shuffle, and among how many bytes we shuffle sample by sample.
+_BUFFER = 64 << 20
+# The default: all of the shards. A process keeps 128 MiB of their frames decoded.
+_LARGE = 4 << 30
 _WORD = 8
 # Bytes of a sample -> samples of a batch, bytes in all: more than is kept decoded.
 _SIZES = {2_000: (512, 400_000_000), 100_000: (64, 800_000_000)}
 
 
 def _cases(context: Context) -> list[Case]:
-    return [case(context, size) for case in (_in_order, _shuffled) for size in _SIZES]
+    return [
+        *(_in_order(context, size) for size in _SIZES),
+        *(_shuffled(context, size, _BUFFER, "within 64 MiB") for size in _SIZES),
+        *(_shuffled(context, size, _LARGE, "over all shards") for size in _SIZES),
+    ]
 
 
 def _settings(context: Context, size: int, window: int) -> dict[str, Any]:
@@ -37,7 +43,7 @@ def _settings(context: Context, size: int, window: int) -> dict[str, Any]:
         "folder": str(folder),
         "samples": total // size,
         "batch": batch,
-        "window": window // size,
+        "buffer": _BUFFER // size if window else 0,
         "window_bytes": window,
     }
 
@@ -46,7 +52,7 @@ def _text_shards(work: Path, *, size: int, count: int) -> Path:
     """Return a folder of zstd shards of `count` samples, made if need be.
 
     Each sample is `size` bytes of words, some far more frequent than others: zstd makes a third of
-    them. A window holds four shards.
+    them. Four shards make 64 MiB.
     """
     from fastfeed_shard.writer import ShardWriter
 
@@ -57,7 +63,7 @@ def _text_shards(work: Path, *, size: int, count: int) -> Path:
     random = np.random.default_rng(size)
     words = random.integers(ord("a"), ord("z") + 1, (1 << 14, _WORD), np.uint8)
     words[:, -1] = ord(" ")
-    with ShardWriter(folder, name="text", shard_size=_WINDOW // 4, compress="zstd") as writer:
+    with ShardWriter(folder, name="text", shard_size=_BUFFER // 4, compress="zstd") as writer:
         for number in range(count):
             chosen = random.zipf(1.2, -(-size // _WORD)) % len(words)
             data = words[chosen].tobytes()[:size]
@@ -70,7 +76,7 @@ def _in_order(context: Context, size: int) -> Case:
     settings = _settings(context, size, 0)
     plain = System(
         "zstd",
-        f"{_MODULE}:plain_session",
+        "fastfeed_bench.systems.zstd_read:plain_session",
         settings,
         role="reference",
         about="what one core decompresses; no samples are told apart, so no peer",
@@ -79,18 +85,18 @@ def _in_order(context: Context, size: int) -> Case:
     return Case(f"{size // 1000} kB samples in order", systems, judge_same)
 
 
-def _shuffled(context: Context, size: int) -> Case:
-    settings = _settings(context, size, _WINDOW)
+def _shuffled(context: Context, size: int, window: int, how: str) -> Case:
+    settings = _settings(context, size, window)
     systems = (_ours(settings, _WORKERS), _webdataset(settings))
-    return Case(f"{size // 1000} kB samples shuffled in 64 MiB", systems, judge_same)
+    return Case(f"{size // 1000} kB samples shuffled {how}", systems, judge_same)
 
 
 def _ours(settings: Settings, workers: tuple[Settings, ...]) -> System:
-    return System(OURS, f"{_MODULE}:fastfeed_session", settings, workers, role="ours")
+    return System(OURS, f"{_SAMPLES}:fastfeed_session", settings, workers, role="ours")
 
 
 def _webdataset(settings: Settings) -> System:
-    return System("webdataset", f"{_MODULE}:webdataset_session", settings, _WORKERS)
+    return System("webdataset", f"{_SAMPLES}:webdataset_session", settings, _WORKERS)
 
 
 BENCHMARK = Benchmark(

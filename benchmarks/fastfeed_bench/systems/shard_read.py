@@ -1,4 +1,4 @@
-"""shard-read: raw samples of warm shards, by fastfeed, by webdataset and by plain reads."""
+"""Raw samples of warm shards, compressed ones too, by fastfeed, webdataset and plain reads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 def fastfeed_session(settings: Settings) -> LoaderSession:
-    """Return our session: batches of byte strings, in order."""
+    """Return our session: batches of byte strings, in order or, with `window_bytes`, shuffled."""
     import fastfeed as ff
 
-    workers = settings["workers"]
+    workers, window = settings["workers"], settings.get("window_bytes", 0)
+    windowed = {"shuffle_window": window} if window else {}
     loader: Any = ff.DataLoader(
-        ff.ShardDataset(settings["folder"], fields={"bin": ff.Bytes("bin")}),
+        ff.ShardDataset(settings["folder"], fields={"bin": ff.Bytes("bin")}, **windowed),
         batch_size=settings["batch"],
+        shuffle=bool(window),
         num_workers=workers,
         persistent_workers=workers > 0,
     )
@@ -51,14 +53,21 @@ def fastfeed_session(settings: Settings) -> LoaderSession:
 
 
 def webdataset_session(settings: Settings) -> LoaderSession:
-    """Return webdataset's session; without workers its samples come one by one."""
+    """Return webdataset's session; without workers its samples come one by one.
+
+    It reads compressed shards through a pipe from `zstd`, a process beside each worker. With
+    `buffer` shards are shuffled, and samples in a buffer of so many, one for each worker.
+    """
     import webdataset
 
-    workers, batch = settings["workers"], settings["batch"]
-    shards = [str(path) for path in _shards(settings)]
+    workers, batch, buffer = settings["workers"], settings["batch"], settings.get("buffer", 0)
+    shards = list(map(_opened_by_webdataset, _shards(settings)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loader: Any = webdataset.WebDataset(shards, shardshuffle=False).to_tuple("bin")
+        loader: Any = webdataset.WebDataset(shards, shardshuffle=len(shards) if buffer else False)
+        if buffer:
+            loader = loader.shuffle(buffer, initial=buffer)
+        loader = loader.to_tuple("bin")
         if workers:
             batches = loader.batched(batch, collation_fn=None)
             loader = webdataset.WebLoader(
@@ -79,7 +88,9 @@ def webdataset_session(settings: Settings) -> LoaderSession:
 
     return LoaderSession(
         note=f"webdataset {webdataset.__version__}; num_workers={workers}"
-        + (f", batched({batch})" if workers else ""),
+        + (f", batched({batch})" if workers else "")
+        + (f", shuffle({buffer})" if buffer else "")
+        + (", zstd -d" if shards[0].startswith("pipe:") else ""),
         samples=settings["samples"],
         epoch=samples,
         consume=consume,
@@ -119,7 +130,12 @@ def _pieces(path: Path, buffer: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]
 
 
 def _shards(settings: Settings) -> list[Path]:
-    return sorted(Path(settings["folder"]).glob("*.tar"))
+    folder = Path(settings["folder"])
+    return sorted([*folder.glob("*.tar"), *folder.glob("*.tar.zst")])
+
+
+def _opened_by_webdataset(shard: Path) -> str:
+    return f"pipe:zstd -dcq {shard}" if shard.suffix == ".zst" else str(shard)
 
 
 def _describe(samples: Iterable[bytes]) -> Evidence:

@@ -13,12 +13,15 @@ class FrameCache:
     """Decoded frames of some shards, those used last, of up to `limit` bytes together.
 
     There is no lock, since one held by another thread while a process forks would never be
-    released: each step on the dictionaries is atomic. Two threads may decode the same frame.
+    released: each step on the dictionaries is atomic. Two threads may decode the same frame, or
+    keep one that the other did not count, so `limit` may be exceeded by as many frames as threads.
     A copy for another process is empty.
     """
 
     def __init__(self, limit: int = FRAME_CACHE) -> None:
         self._limit = limit
+        self._room = 0
+        """Bytes that may come before those that are kept have to be counted again."""
         self._frames: dict[int, memoryview] = {}
         self._used: dict[int, int] = {}
         self._clock = count()
@@ -39,18 +42,21 @@ class FrameCache:
         """Keep a frame, and let go of those that were not used for longest."""
         self._used[key] = next(self._clock)
         self._frames[key] = frame
+        self._room -= len(frame)
+        if self._room >= 0:
+            return
         held = self._frames.copy()
         nbytes = sum(map(len, held.values()))
-        if nbytes <= self._limit:
-            return
-        # One byte in eight more than need be, so that sorting them costs little for each.
-        wanted = self._limit - self._limit // 8
-        for old in sorted(held, key=lambda one: self._used.get(one, -1)):
-            if nbytes <= wanted or old == key:
-                break
-            self._frames.pop(old, None)
-            self._used.pop(old, None)
-            nbytes -= len(held[old])
+        if nbytes > self._limit:
+            # One byte in eight more than need be, so that sorting them costs little for each.
+            wanted = self._limit - self._limit // 8
+            for old in sorted(held, key=lambda one: self._used.get(one, -1)):
+                if nbytes <= wanted or old == key:
+                    break
+                self._frames.pop(old, None)
+                self._used.pop(old, None)
+                nbytes -= len(held[old])
+        self._room = self._limit - nbytes
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (FrameCache, (self._limit,))
