@@ -98,13 +98,14 @@ def run_benchmark(
 ) -> dict[str, Any]:
     """Run all cases and return the result in the form that `--json` prints."""
     results = [run_case(case, bench) for case in cases]
-    ratios = [result["ratio"] for result in results]
+    compared = [any(system.role == "peer" for system in case.systems) for case in cases]
+    ratios = [result["ratio"] for result, wanted in zip(results, compared, strict=True) if wanted]
     result = {
         "name": benchmark.name,
         "unit": benchmark.unit,
         "higher_is_better": benchmark.higher_is_better,
         "machine": dict(machine),
-        # Without a figure in one case there is no worst case.
+        # Without a figure in one case that has peers there is no worst case.
         "ratio": None if None in ratios or not ratios else min(ratios),
         "equal": bool(results) and all(result["equal"] for result in results),
         "cases": results,
@@ -136,14 +137,17 @@ def run_case(case: Case, bench: Bench) -> dict[str, Any]:
                     rows[name].add(station.run())
     ran = {name: found for name, found in evidence.items() if not rows[name].failed}
     findings = case.judge(ran) if ran else {}
+    own = {"unit": case.unit, "higher_is_better": case.higher_is_better}
+    higher = bench.higher_is_better if case.higher_is_better is None else case.higher_is_better
     for name in ran:
         rows[name].notes.append(findings.get(name, Finding(equal=False, note="not checked")).note)
     return {
         "case": case.name,
-        "ratio": _ratio_to_best_peer(rows.values(), higher=bench.higher_is_better),
+        **{name: value for name, value in own.items() if value not in {"", None}},
+        "ratio": _ratio_to_best_peer(rows.values(), higher=higher),
         "equal": OURS in ran and all(n in findings and findings[n].equal for n in ran),
         "rows": [row.as_json() for row in rows.values()],
-        **_reference_ratios(rows.values(), higher=bench.higher_is_better),
+        **_reference_ratios(rows.values(), higher=higher),
     }
 
 

@@ -51,6 +51,10 @@ class Case:
     """Compares the evidence of the systems that ran, by name of the system."""
     tuned_as: str = ""
     """Cases with the same words here share the settings that are found with the first of them."""
+    unit: str = ""
+    """Of this case's figures, where it is not the benchmark's."""
+    higher_is_better: bool | None = None
+    """The same; None for the benchmark's."""
 
 
 @dataclass(frozen=True, slots=True)

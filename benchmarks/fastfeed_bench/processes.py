@@ -29,22 +29,22 @@ def unshared_bytes(pid: int) -> int:
 
 def resident_bytes(pid: int) -> int:
     """Return the resident bytes of a process without its shared memory."""
-    fields = {
-        name: int(rest.split()[0]) * 1024
-        for name, _, rest in (
-            line.partition(":") for line in _text(Path(f"/proc/{pid}/status")).splitlines()
-        )
-        if name in {"RssAnon", "RssFile"}
-    }
-    return sum(fields.values())
+    return _resident(pid, "RssAnon", "RssFile")
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return the resident bytes of a process that belong to no file and are not shared."""
+    return _resident(pid, "RssAnon")
 
 
 def shared_bytes(pid: int) -> int:
     """Return the resident bytes of a process that are shared memory."""
-    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith("RssShmem:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return _resident(pid, "RssShmem")
+
+
+def _resident(pid: int, *kinds: str) -> int:
+    lines = (line.partition(":") for line in _text(Path(f"/proc/{pid}/status")).splitlines())
+    return sum(int(rest.split()[0]) * 1024 for name, _, rest in lines if name in kinds)
 
 
 def minor_faults(pid: int) -> int:

@@ -19,7 +19,7 @@ def print_result(console: Console, result: Mapping[str, Any]) -> None:
     console.print(f"[bold]{result['name']}[/bold] in {result['unit']}, {_direction(result)}")
     console.print(_machine_line(result["machine"]), style="dim", soft_wrap=True)
     for case in result["cases"]:
-        console.print(_table(case, unit=result["unit"]))
+        console.print(_table(case, unit=case.get("unit", result["unit"])))
     equal = "yes" if result["equal"] else "[red]NO[/red]"
     console.print(f"worst ratio {_ratio(result['ratio'])}; equal work in all cases: {equal}")
 
@@ -43,6 +43,8 @@ def _table(case: Mapping[str, Any], *, unit: str) -> Table:
         for name, value in case.items()
         if name.startswith("of_")
     ]
+    if "higher_is_better" in case:
+        ratios.append(_direction(case))
     equal = "equal work" if case["equal"] else "[red]NOT shown to be equal work[/red]"
     table = Table(
         title=f"{case['case']}: {', '.join(ratios)}; {equal}", title_justify="left", expand=True

@@ -101,6 +101,29 @@ def test_the_ratio_is_over_the_best_peer_and_above_one_is_better():
     assert case["of_floor"] == 0.5
 
 
+def test_a_case_may_have_a_unit_of_its_own():
+    """Seconds among rates: the smaller figure is better there, and the result says so."""
+    systems = (fake(OURS, [2] * 3, role="ours"), fake("peer", [3] * 3))
+    case = Case("case", systems, judge_same, unit="s", higher_is_better=False)
+    found = run_case(case, Bench(lambda s, _: FakeStation(s, []), NoTuning(), 3, True, str))
+    assert (found["unit"], found["higher_is_better"], found["ratio"]) == ("s", False, 1.5)
+
+
+def test_a_case_without_peers_has_no_part_in_the_worst_ratio():
+    """What only has a bound beside it is measured, and compared with nobody."""
+    ours, peer = fake(OURS, [4] * 3, role="ours"), fake("peer", [2] * 3)
+    bound = fake("bound", [5] * 3, role="reference")
+    cases = [
+        Case(name, systems, judge_same)
+        for name, systems in (("one", (ours, peer)), ("two", (ours, bound)))
+    ]
+    benchmark = Benchmark("name", "MB/s", True, "", lambda _: cases, ("peer", "bound"))
+    bench = Bench(lambda s, _: FakeStation(s, []), NoTuning(), 3, True, str)
+    result = run_benchmark(benchmark, cases, bench, machine={})
+    assert result["ratio"] == 2.0
+    assert [case["ratio"] for case in result["cases"]] == [2.0, None]
+
+
 def test_a_missing_peer_is_a_row_without_figures():
     """A peer that cannot run is null with the reason; the comparison goes on without it."""
     systems = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.locks import lock_now
 from fastfeed.staging.shelf import Refusal
-from fastfeed.staging.transfer import PIECE, Transfer
+from fastfeed.staging.transfer import PIECE, Transfer, make_buffer
 from fastfeed.storage.answers import Facts
 from fastfeed.storage.remote import RemoteFile
 from fastfeed.storage.urls import shown
@@ -171,7 +171,7 @@ class Stager:
             self._changed.release()
 
     def _run(self) -> None:
-        buffer = memoryview(bytearray(self._piece))
+        buffer = make_buffer(self._piece)
         while (taken := self._next()) is not None:
             transfer, offset = taken
             if transfer.carry(offset, buffer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 
 PIECE = 4 << 20
 """Bytes of one ranged read, and of the buffer of each thread that makes them."""
+
+
+def make_buffer(size: int) -> memoryview:
+    """Return memory that goes back to the system with its last view.
+
+    An allocator would keep it: once for each thread that ever brought shards.
+    """
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 class Transfer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.shelf import Refusal, Shelf
 from fastfeed.staging.stager import THREADS, open_checked
-from fastfeed.staging.transfer import PIECE, Transfer
+from fastfeed.staging.transfer import PIECE, Transfer, make_buffer
 from fastfeed.storage.open import open_storage
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _warm_one(
 
 def _carry_all(transfer: Transfer, threads: int) -> None:
     def carry() -> None:
-        buffer = memoryview(bytearray(min(PIECE, transfer.source.size)))
+        buffer = make_buffer(PIECE)
         while (offset := transfer.take()) is not None:
             transfer.carry(offset, buffer)
 
