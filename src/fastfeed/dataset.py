@@ -305,7 +305,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
 
 def _folders(source: str | Path | Sequence[str | Path]) -> list[str]:
-    """Return the folders of this machine that a source names, where no cache may be."""
+    """Return the folders of this machine that a source names, each with a slash at its end."""
     items = [source] if isinstance(source, str | os.PathLike) else list(source)
     local = (os.fspath(item) for item in items if not is_remote(os.fspath(item)))
-    return [item if Path(item).is_dir() else str(Path(item).parent) for item in local]
+    return [f"{item if Path(item).is_dir() else Path(item).parent}/" for item in local]

@@ -93,7 +93,7 @@ class KeptFile:
     @property
     def nbytes(self) -> int:
         """Bytes of the file that are in use, by whoever wrote them."""
-        with suppress(OSError, struct.error):
+        with suppress(OSError):
             return min(self._tail(), self.budget)
         return 0
 
@@ -105,13 +105,15 @@ class KeptFile:
         """Return the array under a key, in what `memory(nbytes)` gives; None if it is not there."""
         try:
             for bucket in self._buckets_of(key):
-                base = HEADER_BYTES + bucket * _BUCKET
-                data = os.pread(self._descriptor, _BUCKET, base)
+                base, data = self._bucket(bucket)
                 at = data.find(key)
-                if at >= 0 and at % _SLOT_BYTES == 0:
-                    slot = self._slot(base + at, data[at : at + _SLOT_BYTES])
-                    return self._read(slot, memory) if slot.checksum else None
-        except (OSError, struct.error):
+                while at >= 0:
+                    if at % _SLOT_BYTES == 0:
+                        slot = self._slot(base + at, data[at : at + _SLOT_BYTES])
+                        if slot.checksum:
+                            return self._read(slot, memory)
+                    at = data.find(key, at + 1)
+        except OSError:
             pass
         return None
 
@@ -163,10 +165,14 @@ class KeptFile:
         other = int.from_bytes(key[8:], "little") % self._buckets
         return one, other if other != one else (one + 1) % self._buckets
 
+    def _bucket(self, number: int) -> tuple[int, bytes]:
+        """Return where a bucket lies and what is in it; what somebody has cut off is empty."""
+        base = HEADER_BYTES + number * _BUCKET
+        return base, os.pread(self._descriptor, _BUCKET, base).ljust(_BUCKET, b"\0")
+
     def _slots(self, bucket: int) -> Iterator[_Slot]:
         """Yield the slots of a bucket that are taken; one that is damaged has no key."""
-        base = HEADER_BYTES + bucket * _BUCKET
-        data = os.pread(self._descriptor, _BUCKET, base)
+        base, data = self._bucket(bucket)
         for at in range(0, _BUCKET, _SLOT_BYTES):
             stored = data[at : at + _SLOT_BYTES]
             if stored != bytes(_SLOT_BYTES):
@@ -229,8 +235,8 @@ class KeptFile:
             self._lock.release()
 
     def _tail(self) -> int:
-        tail: int = _NUMBER.unpack(os.pread(self._descriptor, _NUMBER.size, _TAIL_AT))[0]
-        return max(tail, self._start)  # 0 at the beginning
+        stored = os.pread(self._descriptor, _NUMBER.size, _TAIL_AT)
+        return max(int.from_bytes(stored, "little"), self._start)  # 0 at the beginning
 
     def _read(self, slot: _Slot, memory: Callable[[int], NDArray[np.uint8]]) -> Entry | None:
         whole = memory(slot.nbytes)
