@@ -128,6 +128,7 @@ class Plan:
     def _groups_of_blocks(
         self, window: int, shards: NDArray[np.int64], blocks: Blocks
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the groups of one window: where the blocks of each end, and their samples."""
         counts, sizes = np.diff(self.starts)[shards], self.shard_bytes[shards]
         # Equal parts of each shard: as many as its bytes ask for, though none without a sample.
         parts = np.clip(-(-sizes // blocks.block_bytes), 1, np.maximum(counts, 1))

@@ -94,15 +94,16 @@ def read(
             starts[part.samples] = chosen
             sizes[part.samples] = np.where(part.present, part.cells[..., _SIZE].view(np.int64), -1)
             pool = None if part.opened.is_near else far
-            for offset, size in zip(
-                part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
-            ):
-                into = view[base : base + size]
-                base += size
-                if size and pool is not None:
-                    waiting.append(pool.submit(_read_run, part.opened, offset, into))
-                elif size:
-                    _read_run(part.opened, offset, into)
+            with located(shard=part.opened.name):
+                for offset, size in zip(
+                    part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
+                ):
+                    into = view[base : base + size]
+                    base += size
+                    if size and pool is not None:
+                        waiting.append(pool.submit(_read_far, part.opened, offset, into))
+                    elif size:
+                        part.opened.storage.read_into(offset, into)
             if pool is not None:
                 coming.append(part)
             elif verify:  # while the bytes are in the cores' cache
@@ -116,7 +117,7 @@ def read(
     return Records(buffer, starts, sizes)
 
 
-def _read_run(opened: OpenShard, offset: int, into: memoryview) -> None:
+def _read_far(opened: OpenShard, offset: int, into: memoryview) -> None:
     with located(shard=opened.name):
         opened.storage.read_into(offset, into)
 

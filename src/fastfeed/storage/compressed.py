@@ -84,8 +84,8 @@ class CompressedShard:
 
     def read_into(self, offset: int, buffer: memoryview, /) -> None:
         """Fill all of `buffer` with the bytes at `offset`, or raise an error."""
-        end = offset + len(buffer)
-        if offset < 0 or end > self.size:
+        starts, end = self._table.starts, offset + len(buffer)
+        if offset < 0 or end > starts[-1]:
             raise StorageError(
                 f"{self._name!r} holds {self.size:,} bytes, and those at {offset:,} to {end:,} "
                 "were asked for",
@@ -93,7 +93,6 @@ class CompressedShard:
             )
         if not len(buffer):
             return
-        starts = self._table.starts
         number = bisect_right(starts, offset) - 1
         if end <= starts[number + 1]:
             frame = self._cache.get(self._base + number)
