@@ -166,7 +166,11 @@ class WorkerPool:
 
     def tasks(self, workers: int) -> list[Path]:
         """Return the folders in /proc of the threads of the first so many workers."""
-        pids = [own.process.pid or 0 for own in self._workers[:workers]]
+        if self.closed:
+            return []
+        with self._lock:  # processes that were let go of have no number any more
+            living = () if self._closed else self._workers[:workers]
+            pids = [own.process.pid or 0 for own in living]
         return [task for pid in pids for task in threads_of(pid)]
 
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:

@@ -95,7 +95,7 @@ class Workforce:
         """An epoch begins: what passed since the last batch says nothing of workers."""
         self._started = self._delivered = None
         if self._tuner is not None:
-            self._ready = hands.employ(self._tuner.workers)
+            self._ready = max(1, hands.employ(self._tuner.workers))
 
     def delivered(self, hands: Hands, *, wait_s: float, busy_s: float, stock: int) -> None:
         """Count a batch; `stock` is how many are under way when all workers in use have theirs."""
@@ -103,9 +103,9 @@ class Workforce:
             return
         now = time.perf_counter()
         if self._ready < self._tuner.workers:
-            before, self._ready = self._ready, hands.employ(self._tuner.workers)
-            if self._ready != before:
-                self._started = None
+            ready = hands.employ(self._tuner.workers)
+            if ready > self._ready:
+                self._ready, self._started = ready, None
         if self._paused(now - wait_s):
             # What was made meanwhile lies ready, and comes at once.
             self._started, self._stale = None, stock

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastfeed as ff
+from fastfeed.errors import WorkerError
 from fastfeed.options import AutoWorkers
 from fastfeed.tuner.decision import Decision
 from fastfeed.workers import WorkerPool
@@ -200,3 +201,14 @@ def test_data_with_a_state_gets_no_more_workers():
     list(loader)
     assert loader._workforce.is_tuned
     assert loader._workforce.most == 2
+
+
+def test_ended_workers_are_no_hands(monkeypatch):
+    """Workers that have ended are not looked at, and no more of them are started."""
+    iterator = iter(loader_with([2], monkeypatch, most=2))
+    next(iterator)
+    assert len(iterator._pool.tasks(2)) >= 2
+    iterator._pool.close()
+    assert iterator._pool.tasks(2) == []
+    with pytest.raises(WorkerError):
+        iterator._pool.employ(3)

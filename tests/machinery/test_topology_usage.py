@@ -36,6 +36,7 @@ def test_runnable_is_running_and_standing_in_line(tmp_path):
         (tmp_path / name / "schedstat").write_text(text)
     assert runnable_s([tmp_path / "a", tmp_path / "b"]) == pytest.approx(3.0)
     assert runnable_s([tmp_path / "a", tmp_path / "gone"]) is None
+    assert runnable_s([]) is None
 
 
 def test_threads_of_this_process():

@@ -132,7 +132,7 @@ class Loop:
         """Train for so long, and so many batches at least; return batches a second."""
         begin = time.perf_counter()
         for done in itertools.count(1):
-            read_tree(next(self.batches))
+            read_tree(_tensors(next(self.batches)))
             time.sleep(self.step_s)
             self.changed()
             passed = time.perf_counter() - begin
@@ -154,6 +154,7 @@ class Auto:
         self._ran_s = 0.0
         self._begun: float | None = None
         self._changes: list[float] = []
+        self._settled, self._settled_at = 0, 0.0
         self.note = f"fastfeed {ff.__version__}; num_workers=AUTO, batch_size={settings['batch']}"
 
     def evidence(self) -> Evidence:
@@ -248,7 +249,14 @@ class Sweep:
 def _describe(settings: Settings) -> Evidence:
     """Return the digest of the first batches, which do not depend on the number of workers."""
     loader = _loader(settings, 1)
-    return digest_epoch(itertools.islice(loader, _DESCRIBED))
+    return digest_epoch(map(_tensors, itertools.islice(loader, _DESCRIBED)))
+
+
+def _tensors(batch: Any) -> Any:
+    """Return a batch with raw fields as the tensors that hold their bytes."""
+    if isinstance(batch, dict):
+        return {name: getattr(value, "data", value) for name, value in batch.items()}
+    return batch
 
 
 def auto_session(settings: Settings) -> Auto:

@@ -105,8 +105,11 @@ class DevicePool:
         return self._inner.most
 
     def employ(self, workers: int) -> int:
-        """Have so many workers at least; return how many are ready."""
-        return self._inner.employ(workers)
+        """Have so many workers at least; return how many are ready, none if they have ended."""
+        try:
+            return self._inner.employ(workers)
+        except WorkerError:
+            return 0  # as `_tell`: results before their end come first
 
     def tasks(self, workers: int) -> list[Path]:
         """Return the folders in /proc of the threads of the first so many workers."""

@@ -13,7 +13,7 @@ from fastfeed.topology.files import integer, text_of
 from fastfeed.topology.memory import memory_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
 # Of the memory and the descriptors that are left, more workers may take this part.
 _PART = 2
@@ -22,12 +22,14 @@ _DESCRIPTORS = 8
 _UNLIMITED = 1 << 20
 
 
-def runnable_s(tasks: Iterable[Path]) -> float | None:
+def runnable_s(tasks: Collection[Path]) -> float | None:
     """Return the seconds for which threads have had a core or stood in line for one, in all.
 
-    `tasks` are their folders in /proc. None if the kernel does not tell.
+    `tasks` are their folders in /proc. None if there are none, or the kernel does not tell.
     """
     total = 0
+    if not tasks:
+        return None
     for task in tasks:
         words = text_of(task / "schedstat").split()
         running = integer(words[0]) if words else None
