@@ -18,6 +18,7 @@ NAMES = (
     "transport",
     "shard-read",
     "zstd-read",
+    "decoded",
     "staging",
     "startup",
     "build",
