@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastfeed.decoding.kept_file import HEADER_BYTES, KeptFile, begin, is_valid
+from fastfeed.decoding.kept_turn import alone_in
 
 BUDGET = 1 << 20
 TABLE = 128 * 64
@@ -154,11 +155,12 @@ def test_processes_fill_one_file(descriptor):
     for child in children:
         child.start()
 
-    def fill():
+    def fill(opened):
         for number in range(80):
-            file.put(key(number), array(number))
+            opened.put(key(number), array(number))
 
-    threads = [threading.Thread(target=fill) for _ in range(2)]
+    opened = (file, KeptFile(descriptor))
+    threads = [threading.Thread(target=fill, args=(one,)) for one in opened]
     for thread in threads:
         thread.start()
     for one in (*threads, *children):
@@ -204,7 +206,7 @@ def test_a_stopped_process_is_not_waited_for(descriptor, monkeypatch):
     ready, go = os.pipe(), os.pipe()
     pid = os.fork()
     if not pid:
-        with KeptFile(descriptor)._alone():
+        with alone_in(descriptor):
             os.write(ready[1], b"x")
             os.read(go[0], 1)
             os._exit(0)

@@ -15,18 +15,17 @@ and dropping the least recently used would drop each one just before it is wante
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import math
 import os
 import struct
-import threading
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import xxhash
+
+from fastfeed.decoding.kept_turn import alone_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +50,6 @@ _BYTES_A_SLOT: Final = 8 << 10
 _HEAD: Final = struct.Struct("<BB6x3Q3I20x")
 _HEAD_BYTES: Final = 64
 _TYPES: Final[dict[int, np.dtype[Any]]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
-_TRIES: Final = 64
 
 
 class Entry(NamedTuple):
@@ -86,8 +84,6 @@ class KeptFile:
         self._buckets: int = buckets
         self._start: int = start
         self._descriptor = descriptor
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
         self._ended = False
 
     @property
@@ -152,7 +148,7 @@ class KeptFile:
         """Add the number of a data set, if there is room for it."""
         if number in self.owners():
             return
-        with self._alone() as alone:
+        with alone_in(self._descriptor) as alone:
             for place in range(_OWNERS_AT, _OWNERS_AT + _OWNERS * _NUMBER.size, _NUMBER.size):
                 if alone and os.pread(self._descriptor, _NUMBER.size, place) == bytes(8):
                     _write(self._descriptor, _NUMBER.pack(number), place)
@@ -187,7 +183,7 @@ class KeptFile:
 
     def _reserve(self, key: bytes, nbytes: int) -> _Slot | None:
         """Return a slot and room for an entry, None if there is none or others keep us from it."""
-        with self._alone() as alone:
+        with alone_in(self._descriptor) as alone:
             if not alone:
                 return None
             found = {bucket: list(self._slots(bucket)) for bucket in self._buckets_of(key)}
@@ -206,33 +202,6 @@ class KeptFile:
             place = next(p for p in range(base, base + _BUCKET, _SLOT_BYTES) if p not in taken)
             _write(self._descriptor, _packed(key, offset, nbytes, 0), place)
             return _Slot(place, key, offset, nbytes, 0)
-
-    @contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Keep others from reserving, for microseconds; False if that cannot be had soon.
-
-        Nobody waits for a process that was stopped: a sample is rather not kept. The lock is the
-        process's, and ends with it; threads have their own beside it, left behind by a fork.
-        """
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        for _ in range(_TRIES):
-            if self._lock.acquire(blocking=False):
-                try:
-                    fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _SLOT_BYTES)
-                except OSError:
-                    self._lock.release()
-                else:
-                    break
-            time.sleep(0)  # lets others run
-        else:
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, _SLOT_BYTES)
-            self._lock.release()
 
     def _tail(self) -> int:
         stored = os.pread(self._descriptor, _NUMBER.size, _TAIL_AT)
