@@ -509,6 +509,17 @@ def test_advice_of_storage_follows_the_size_of_reads():
     assert "9 KiB a call" in " ".join(judge(small)[0].why)
 
 
+def test_dear_decoding_may_be_kept():
+    """A cache of decoded samples is advised where decoding takes most of the workers' time."""
+    feed = process(4, cpu=0.93, busy=0.98)
+    advised = []
+    for decoding in (0.4, 0.9):
+        steps = (("decode", decoding), ("read", 1 - decoding))
+        slow = replace(HEALTHY, times=times(50, 51, 120), feed=replace(feed, steps=steps))
+        advised.append(any("DecodedCache" in one for one in judge(slow)[0].advice))
+    assert advised == [False, True]
+
+
 def test_cost():
     """The price of an hour becomes that of a million samples, and of the waiting in it."""
     evidence = replace(HEALTHY, times=times(50, 51, 200), batch=Batch(100))

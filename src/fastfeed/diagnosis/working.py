@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _UNSURE: Final = 0.15
 _SMALL_READ: Final = 64 << 10
 _THROTTLED: Final = 0.05
+# So much of the workers' time makes decoding dear.
+_DECODING: Final = 0.5
 # Workers' pipes alone move this much.
 _SOME_BYTES: Final = 100e3
 
@@ -145,6 +147,11 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
         advice = ["Free the cores: others use them (`fastfeed doctor`, check 6).", cheaper]
     else:
         advice = [cheaper, "Larger batches, or more cores for this GPU."]
+    if dict(feed.steps).get("decode", 0.0) > _DECODING:
+        advice.append(
+            "Or keep what was decoded, if a good part of the data fits: "
+            'ShardDataset(decoded=ff.DecodedCache("64GiB")).'
+        )
     return Verdict(
         name="preprocessing-bound",
         share_of_time_lost=share,
