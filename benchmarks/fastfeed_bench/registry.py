@@ -25,6 +25,7 @@ NAMES = (
     "steady",
     "tuner",
     "stats",
+    "diagnose",
     "h2d",
     "jpeg-gpu",
     "train-feed",
