@@ -20,7 +20,6 @@ import xxhash
 from fastfeed.shardfile.index import group, save_index
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, save_manifest
 from fastfeed.shardfile.tar import walk
-from fastfeed.storage.compressed import open_shard
 from fastfeed.storage.patience import Patience
 
 
@@ -226,19 +225,3 @@ def data_set():
 def shard_of():
     """Make the bytes of a shard, and of its index."""
     return shard_bytes, index_bytes
-
-
-@pytest.fixture
-def opened(tmp_path):
-    """Write a file and open it as a tar; what is inflated goes to a folder of the test."""
-    shards = []
-
-    def open_file(data, name="a.tar.zst"):
-        path = tmp_path / name
-        path.write_bytes(data)
-        shards.append(open_shard(path, folder=tmp_path / "cache"))
-        return shards[-1]
-
-    yield open_file
-    for shard in shards:
-        shard.close()
