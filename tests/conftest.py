@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import re
 import socket
@@ -39,10 +40,13 @@ def photos() -> list[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _temporary(tmp_path_factory):
-    """Keep what torch, torchrun and Lightning leave in the temporary folder where pytest clears up.
+    """Keep what torchrun and Lightning leave in the temporary folder where pytest clears up.
 
-    A worker of torch's whose loop is left early may leave a folder with a socket. We leave nothing.
+    We leave nothing.
     """
+    # For all forks, removed when this process ends: a worker of torch's whose loop is left early
+    # may leave a folder of its own.
+    multiprocessing.util.get_temp_dir()
     folder = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))

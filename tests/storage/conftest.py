@@ -1,17 +1,15 @@
-"""Real servers on loopback: one that fails on purpose, one of S3, and nginx where there is one."""
+"""Real servers on loopback: one that fails on purpose, buckets of S3, nginx where there is one."""
 
 from __future__ import annotations
 
 import importlib.util
 import io
-import os
 import shutil
 import socket
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ import xxhash
 from fastfeed.shardfile.index import group, save_index
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, save_manifest
 from fastfeed.shardfile.tar import walk
+from fastfeed.storage.compressed import open_shard
 from fastfeed.storage.patience import Patience
 
 
@@ -72,43 +71,6 @@ def patience(hours):
     return Patience(clock=hours.clock, sleep=hours.sleep, jitter=lambda: 1.0)
 
 
-@pytest.fixture(scope="session")
-def s3_server():
-    """The endpoint of moto's S3, in a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    script = (
-        "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', sys.argv[1]])"
-    )
-    # Whoever calls from here must neither meet a real account nor a real proxy.
-    environment = {**os.environ, "MOTO_ALLOW_NONEXISTENT_REGION": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-    )
-    try:
-        _await_port(port, process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _await_port(port, process):
-    for _ in range(600):
-        assert process.poll() is None, "the server ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-        except OSError:
-            time.sleep(0.05)  # another process tells nobody when it is ready
-        else:
-            return
-    raise AssertionError("the server does not answer")
-
-
 class Bucket:
     """A bucket of its own for each test, filled and looked at past fastfeed."""
 
@@ -148,7 +110,7 @@ def bucket(s3_server, request):
 
 
 @pytest.fixture(scope="session")
-def nginx():
+def nginx(await_port):
     """The folder that nginx serves, and its URL; skipped where there is no nginx."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
@@ -174,7 +136,7 @@ def nginx():
             stderr=subprocess.DEVNULL,
         )
         try:
-            _await_port(port, process)
+            await_port(port, process)
             yield root / "www", f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -225,3 +187,19 @@ def data_set():
 def shard_of():
     """Make the bytes of a shard, and of its index."""
     return shard_bytes, index_bytes
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Write a file and open it as a tar; what is inflated goes to a folder of the test."""
+    shards = []
+
+    def open_file(data, name="a.tar.zst"):
+        path = tmp_path / name
+        path.write_bytes(data)
+        shards.append(open_shard(path, folder=tmp_path / "cache"))
+        return shards[-1]
+
+    yield open_file
+    for shard in shards:
+        shard.close()
