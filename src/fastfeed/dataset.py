@@ -135,7 +135,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self.cache = cache
         self.epoch: int | None = None
         self._window_bytes = parse_size(shuffle_window, name="shuffle_window")
-        self._blocks = Blocks(SHUFFLE_BLOCK, SHUFFLE_GROUP) if self.shards.decodes_frames else None
+        self._blocks: Blocks | None = None
+        if self.shards.decodes_frames:
+            block = max(SHUFFLE_BLOCK, 2 * self.shards.frame_bytes)
+            self._blocks = Blocks(block, SHUFFLE_GROUP)
         self._bad = BadSamples()
         self._pending = FeedReport()
         self._feed: Feed | None = None

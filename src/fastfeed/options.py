@@ -15,8 +15,8 @@ from fastfeed.errors import OptionError
 # the builder's default size) and still fits the page cache of a training node.
 SHUFFLE_WINDOW: Final = "4GiB"
 # A sample of a compressed shard costs a whole frame unless that was kept. So neighbours stay
-# together in blocks, and the frames of a group fit into what a process keeps (FRAME_CACHE): 64 MiB,
-# and 0.75 for each block, since blocks know nothing of frames and cut them.
+# together in blocks of at least two frames, and the frames of a group fit into what a process keeps
+# (FRAME_CACHE): 64 MiB, and one for each block, since blocks know nothing of frames and cut them.
 SHUFFLE_BLOCK: Final = 2 << 20
 SHUFFLE_GROUP: Final = 64 << 20
 # What copies on a local disk take: staged shards, and what had to be inflated.

@@ -102,9 +102,21 @@ def test_compressed_shards_have_two_sizes():
     again = reload(save_manifest(Manifest({"jpg": 14}, (shard, plain))))
     assert again.shards == (shard, plain)
     assert [entry.file_bytes for entry in again.shards] == [900, 5000]
+    assert b"frame_bytes" not in save_manifest(again)["dataset.json"]
     entry = {"name": "a.tar.zst", "bytes": 1, "samples": 7, "compression": "zstd"}
     with pytest.raises(ShardError, match="stored_bytes"):
         reload(save_manifest(MANIFEST), shards=[entry])
+
+
+def test_the_largest_frame_is_told_where_it_is_known():
+    """What is no number of bytes is refused; of other shards than zstd's it says nothing."""
+    shard = ShardEntry("a.tar.zst", 5000, 7, "xxh3_64:ab", "zstd", 900, 4096)
+    assert reload(save_manifest(Manifest({}, (shard,)))).shards == (shard,)
+    entry = {"name": "a.tar.gz", "bytes": 1, "samples": 7, "frame_bytes": "x"}
+    entry.update(stored_bytes=1, compression="gzip")
+    assert reload(save_manifest(MANIFEST), shards=[entry]).shards[0].frame_bytes is None
+    with pytest.raises(ShardError, match="no count"):
+        reload(save_manifest(MANIFEST), shards=[{**entry, "compression": "zstd"}])
 
 
 def test_chunk_names_are_contained():

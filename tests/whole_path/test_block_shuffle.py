@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import shutil
 
 import pytest
@@ -12,10 +14,10 @@ from fastfeed.plan import Blocks
 from fastfeed.storage.compressed import read_table
 from fastfeed.storage.frames import FRAME_CACHE, FrameCache
 from fastfeed.storage.local import LocalFile
+from fastfeed_shard.main import main
 
 COUNT = 2000
 NBYTES = 20_000
-FRAME = 768 << 10
 GROUP = 8 << 20
 FIELDS = {"number": ff.Int("cls"), "raw": ff.Bytes("bin")}
 
@@ -27,7 +29,8 @@ def folders(tmp_path_factory):
     for name, compress in (("plain", None), ("zstd", "zstd")):
         with ff.ShardWriter(root / name, shard_size="4MiB", compress=compress) as writer:
             for n in range(COUNT):
-                data = f"{n:05d} ".encode() * (NBYTES // 6)
+                # Of no use to one another, so that larger frames would gain nothing.
+                data = f"{n:05d} {random.Random(n).randbytes(NBYTES // 2).hex()}".encode()
                 writer.write({"__key__": f"{n:05d}", "cls": n, "bin": data})
     return root
 
@@ -107,6 +110,29 @@ def test_the_manifest_does_not_change_the_order(folders, tmp_path):
     assert whole.fingerprint() == alone.fingerprint()
 
 
+def test_blocks_are_at_least_two_frames(tmp_path):
+    """Larger frames are known from the manifest, or from the shards; old manifests say nothing."""
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    (tree / "a").mkdir(parents=True)
+    for n in range(40):
+        data = random.Random(n).randbytes(50_000).hex().encode()
+        (tree / "a" / f"{n:02d}.bin").write_bytes(data)
+    options = ("--compress", "zstd", "--frame", "2MiB", "--quiet")
+    assert main(["build", str(tree), str(out), *options]) == 0
+    manifest = json.loads((out / "dataset.json").read_text())
+    frame = manifest["shards"][0]["frame_bytes"]
+    assert 1.9 * 2**20 < frame <= 2 * 2**20
+    fields = {"raw": ff.Bytes("bin")}
+    told = ff.ShardDataset(out, fields)
+    seen = ff.ShardDataset(out / "train-000000.tar.zst", fields)
+    assert told.plan(0).blocks == seen.plan(0).blocks == Blocks(2 * frame, SHUFFLE_GROUP)
+    assert told.fingerprint() == seen.fingerprint()
+    del manifest["shards"][0]["frame_bytes"]
+    (out / "dataset.json").write_text(json.dumps(manifest))
+    old = ff.ShardDataset(out, fields)
+    assert old.plan(0).blocks == Blocks(SHUFFLE_BLOCK, SHUFFLE_GROUP)
+
+
 def test_plain_shards_have_no_blocks(folders):
     """They keep the order that they had, and the digest that checkpoints compare."""
     plain = ff.ShardDataset(folders / "plain", FIELDS)
@@ -131,8 +157,9 @@ def test_an_epoch_goes_on_after_its_middle(folders, decoded):
     assert seen + numbers_of(resumed) == whole
 
 
-def test_what_is_kept_is_enough_for_a_group():
+@pytest.mark.parametrize("frame", [768 << 10, 1 << 20, 3 << 19, 3 << 20, 4 << 20])
+def test_what_is_kept_is_enough_for_a_group(frame):
     """The frames of all blocks of a group, cut ones included, stay even when the cache is swept."""
-    blocks = SHUFFLE_GROUP // SHUFFLE_BLOCK + 1
-    needed = SHUFFLE_GROUP + SHUFFLE_BLOCK + blocks * FRAME
+    block = max(SHUFFLE_BLOCK, 2 * frame)
+    needed = SHUFFLE_GROUP + block + (SHUFFLE_GROUP // block + 1) * frame
     assert needed <= FRAME_CACHE - FRAME_CACHE // 8

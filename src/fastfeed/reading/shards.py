@@ -111,6 +111,8 @@ class ShardSet:
         self._field_counts = listing.counts
         self.decodes_frames = False
         """Whether shards are compressed in frames, of which all is decoded for one sample."""
+        self.frame_bytes = 0
+        """Bytes of the largest of these frames, of those that are known without opening a shard."""
         counts, sizes = self._count(listing.entries)
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         """Number of the first sample of each shard, and the number of all: int64 [shards + 1]."""
@@ -125,11 +127,14 @@ class ShardSet:
                 counts.append(len(shard.index))
                 sizes.append(shard.index.shard_bytes)
                 fields.update(shard.index.fields)
-                self.decodes_frames |= isinstance(shard.storage, CompressedShard)
+                if isinstance(shard.storage, CompressedShard):
+                    self.decodes_frames = True
+                    self.frame_bytes = max(self.frame_bytes, shard.storage.frame_bytes)
             else:
                 counts.append(entry.samples)
                 sizes.append(entry.bytes)
                 self.decodes_frames |= entry.compression == "zstd"
+                self.frame_bytes = max(self.frame_bytes, entry.frame_bytes or 0)
         self._fields = frozenset(fields)
         return counts, sizes
 

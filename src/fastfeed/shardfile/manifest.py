@@ -42,6 +42,8 @@ class ShardEntry:
     """None for a plain tar; `zstd`, or what other tools compressed with."""
     stored_bytes: int | None = None
     """Bytes of the file of a compressed shard, None for a plain one."""
+    frame_bytes: int | None = None
+    """Bytes of the tar in the largest frame of a zstd shard, None where that is not known."""
 
     @property
     def file_bytes(self) -> int:
@@ -84,8 +86,12 @@ def save_manifest(manifest: Manifest, *, chunk: int = CHUNK) -> dict[str, bytes]
 
 
 def _line(shard: ShardEntry) -> dict[str, Any]:
-    stored = {} if shard.compression is None else {"stored_bytes": shard.stored_bytes}
-    return {**{name: getattr(shard, name) for name in _ENTRY}, **stored}
+    line = {name: getattr(shard, name) for name in _ENTRY}
+    if shard.compression is not None:
+        line["stored_bytes"] = shard.stored_bytes
+    if shard.frame_bytes is not None:
+        line["frame_bytes"] = shard.frame_bytes
+    return line
 
 
 def _lines(document: dict[str, Any]) -> bytes:
@@ -157,7 +163,9 @@ def _entry(entry: dict[str, Any]) -> ShardEntry:
         )
     stored = None if compression is None else _count(entry["stored_bytes"])
     nbytes, samples = _count(entry["bytes"]), _count(entry["samples"])
-    return ShardEntry(name, nbytes, samples, digest, compression, stored)
+    frame = entry.get("frame_bytes") if compression == "zstd" else None
+    frame = None if frame is None else _count(frame)
+    return ShardEntry(name, nbytes, samples, digest, compression, stored, frame)
 
 
 def _count(value: object) -> int:

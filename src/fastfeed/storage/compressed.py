@@ -75,6 +75,11 @@ class CompressedShard:
         """Bytes of the tar."""
         return self._table.size
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of the tar in the largest frame."""
+        return self._table.largest
+
     def read_at(self, offset: int, size: int, /) -> bytes:
         """Return `size` bytes at `offset`; fewer only if the tar ends before."""
         buffer = bytearray(max(0, min(size, self.size - offset)))

@@ -99,7 +99,7 @@ def _add_compression(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("compression").add_argument
     add("--compress", choices=("zstd",), help="write .tar.zst shards that are read by position")
     add("--level", type=_positive, metavar="N", help="1 is fast, 19 small (default: 3)")
-    add("--frame", metavar="SIZE", help="bytes that are read for a sample, at most (768KiB)")
+    add("--frame", metavar="SIZE", help="bytes read for a sample, at most (768KiB to 4MiB)")
 
 
 def _add_convert(convert: argparse.ArgumentParser) -> None:
@@ -164,9 +164,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     zstd = parser.add_argument_group("compression")
     zstd.add_argument("--compress", choices=("zstd",), help="write .tar.zst shards")
     zstd.add_argument("--level", type=_positive, metavar="N", help="1 to 22 (default: 3)")
-    zstd.add_argument(
-        "--frame", metavar="SIZE", help="bytes of samples that are compressed together"
-    )
+    zstd.add_argument("--frame", metavar="SIZE", help="bytes compressed together (768KiB to 4MiB)")
 
 
 def _add_jobs(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from fastfeed.shardfile.index import MISSING, ShardIndex, group, load_index
 from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import index_name, split_name
 from fastfeed.shardfile.tar import read_member, walk
-from fastfeed.storage.compressed import wrap
+from fastfeed.storage.compressed import CompressedShard, wrap
 from fastfeed.storage.open import local_path, open_storage
 from fastfeed.storage.streams import kind_of
 from fastfeed_shard.frames import SUFFIX
@@ -88,8 +88,11 @@ def open_tar(path: str) -> Iterator[tuple[Storage, ShardEntry]]:
         digest, kind, nbytes = digest_of(stored), kind_of(stored), stored.size
         with wrap(stored, path) as storage:
             name = Path(local_path(path)).name
-            compressed = (None, None) if kind is None else (kind, nbytes)
-            yield storage, ShardEntry(name, storage.size, 0, digest, *compressed)
+            found = ShardEntry(name, storage.size, 0, digest)
+            if kind is not None:
+                frame = storage.frame_bytes if isinstance(storage, CompressedShard) else None
+                found = replace(found, compression=kind, stored_bytes=nbytes, frame_bytes=frame)
+            yield storage, found
 
 
 def digest_of(storage: Storage) -> str:
@@ -128,9 +131,9 @@ def index_shard(path: str, storage: Storage, *, into: list[Member] | None = None
 def _against_entry(found: ShardEntry, entry: ShardEntry | None) -> Iterator[str]:
     if entry is None:
         return
-    for what in ("bytes", "samples"):
-        has, said = getattr(found, what), getattr(entry, what)
-        if has != said:
+    for what in ("bytes", "samples", "frame_bytes"):
+        has, said = getattr(found, what) or 0, getattr(entry, what)
+        if said is not None and has != said:
             fact = f"the shard has {has:,} {what}, not {said:,} as the manifest says"
             yield str(ShardError(fact, way_out=_REBUILD, shard=entry.name))
     if entry.digest is not None and entry.digest.startswith("xxh3_64:"):

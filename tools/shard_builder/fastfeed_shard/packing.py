@@ -2,7 +2,8 @@
 
 All bytes go through one buffer: a member's data are read to where they stand in the tar, between
 its header and its padding, so that a full buffer is written and digested in one piece. In a
-compressed shard each such piece is a frame.
+compressed shard each such piece is a frame; how large these are to be is tried at the first bytes,
+unless it was said.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -21,7 +22,7 @@ from fastfeed.shardfile.manifest import ShardEntry
 from fastfeed.shardfile.names import index_name
 from fastfeed.shardfile.tar import Member, ustar_header
 from fastfeed.storage.local import write_whole
-from fastfeed_shard.frames import SUFFIX, FrameWriter
+from fastfeed_shard.frames import SUFFIX, TRIAL, FrameWriter, cut_frames
 from fastfeed_shard.sidecars import side_indexes
 
 if TYPE_CHECKING:
@@ -59,9 +60,15 @@ class ShardFile:
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         self._file = -1
-        self._room = _BUFFER if compress is None else compress.frame
+        self._room = _BUFFER
+        self._frames: FrameWriter | None = None
+        self._marks: list[tuple[int, int]] | None = None
+        """What is better not parted, while all is held back for the trial."""
+        if compress is not None:
+            self._room = compress.frame or TRIAL
+            self._frames = FrameWriter(compress)
+            self._marks = None if compress.frame else []
         self._buffer = memoryview(bytearray(self._room))
-        self._frames = None if compress is None else FrameWriter(compress)
         self._used = 0
         self._written = 0
         self._stored = 0
@@ -81,8 +88,8 @@ class ShardFile:
 
     def begin(self, nbytes: int) -> None:
         """Say that a sample of `nbytes` comes next: if it fits a frame, it is not parted."""
-        if self._frames is not None and nbytes > self._room - self._used:
-            self._flush()
+        if self._frames is not None:
+            self._keep_together(nbytes)
 
     def add(self, name: str, size: int, fill: Callable[[memoryview], int]) -> None:
         """Append a member of `size` bytes, which `fill` puts into the memory that it is given.
@@ -90,11 +97,11 @@ class ShardFile:
         `fill` returns how many bytes it put there, as `readinto` does; zero is a StorageError.
         """
         header = self.nbytes
+        self._keep_together(BLOCK)
         self._put(ustar_header(name, size))
         offset = self.nbytes
-        if size > self._room - self._used:
-            self._flush()
-        if size <= self._room:
+        self._keep_together(size)
+        if size <= self._room - self._used:
             start = self._used
             self._fill(size, fill, name)
             checksum = xxhash.xxh3_64_intdigest(self._buffer[start : self._used])
@@ -107,7 +114,9 @@ class ShardFile:
     def finish(self) -> Packed:
         """Complete the shard and its indexes, and give them their names, the shard's last."""
         end = self.nbytes
+        self._keep_together(END_BYTES)
         self._put(bytes(END_BYTES))
+        self._end_trial()
         self._flush()
         if self._frames is not None:
             self._write(memoryview(self._frames.table()))
@@ -134,7 +143,9 @@ class ShardFile:
             raise self._cannot(error) from error
         self.discard()
         digest = f"xxh3_64:{self._digest.hexdigest()}"
-        kind = (None, None) if self._frames is None else ("zstd", self._stored)
+        kind: tuple[Any, ...] = ()
+        if self._frames is not None:
+            kind = ("zstd", self._stored, self._frames.largest)
         return Packed(ShardEntry(shard, self.nbytes, len(index), digest, *kind), index.counts())
 
     def discard(self) -> None:
@@ -155,11 +166,19 @@ class ShardFile:
     ) -> None:
         self.discard()
 
-    def _put(self, data: bytes) -> None:
-        if len(data) > self._room - self._used:
+    def _keep_together(self, nbytes: int) -> None:
+        """Say that the next `nbytes` are better not parted: if they fit no more, flush."""
+        if self._marks is not None:
+            self._marks.append((self._used, nbytes))
+        elif nbytes > self._room - self._used:
             self._flush()
-        self._buffer[self._used : self._used + len(data)] = data
-        self._used += len(data)
+
+    def _put(self, data: bytes) -> None:
+        while data:
+            piece = data[: self._make_room()]
+            self._buffer[self._used : self._used + len(piece)] = piece
+            self._used += len(piece)
+            data = data[len(piece) :]
 
     def _fill(self, size: int, fill: Callable[[memoryview], int | None], name: str) -> None:
         """Let `fill` put `size` bytes at the end of the buffer."""
@@ -174,13 +193,36 @@ class ShardFile:
         """Append data that the buffer cannot hold; returns its checksum."""
         checksum = xxhash.xxh3_64()
         while size:
-            piece = min(size, self._room)
+            piece = min(size, self._make_room())
+            start = self._used
             self._fill(piece, fill, name)
-            checksum.update(self._buffer[: self._used])
+            checksum.update(self._buffer[start : self._used])
             size -= piece
-            if size:
-                self._flush()
         return checksum.intdigest()
+
+    def _make_room(self) -> int:
+        """Flush the buffer if it is full; returns the bytes that it can take."""
+        if self._used == self._room:
+            self._end_trial()
+        if self._used == self._room:
+            self._flush()
+        return self._room - self._used
+
+    def _end_trial(self) -> None:
+        """Choose the size of frames, if it is open, and write those held back, but for the last."""
+        frames, marks, self._marks = self._frames, self._marks, None
+        if frames is None or marks is None:
+            return
+        held = self._buffer[: self._used]
+        self._room = frames.choose(held, marks)
+        begin = 0
+        for end in cut_frames(marks, len(held), self._room):
+            self._write(memoryview(frames.pack(held[begin:end])))
+            begin = end
+        self._buffer = memoryview(bytearray(self._room))
+        self._used = len(held) - begin
+        self._buffer[: self._used] = held[begin:]
+        self._written += begin
 
     def _flush(self) -> None:
         """Write what the buffer holds, in a compressed shard as a frame."""
