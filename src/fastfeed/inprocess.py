@@ -24,7 +24,6 @@ from fastfeed.errors import EmptyBatchError
 from fastfeed.indices import count_samples
 from fastfeed.progress import rewind
 from fastfeed.resume import START, Place
-from fastfeed.stats import Delivery
 
 if TYPE_CHECKING:
     from fastfeed.loader import DataLoader
@@ -95,17 +94,18 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             raise
         got = time.perf_counter()
         self._stats.delivered(
-            Delivery(
-                asked=started,
-                got=got,
-                number=number,
-                samples=(count_samples(index) if self._auto_collation else 1) - self._skipped,
-                nbytes=0,
-                copied=False,
-                worker=-1,
-                busy_s=got - started,
-                times=(started, 0.0, 0.0, 0.0),
-                steps_s=self._steps_s,
+            (  # a Delivery's values
+                started,
+                got,
+                number,
+                (count_samples(index) if self._auto_collation else 1) - self._skipped,
+                0,
+                False,
+                -1,
+                got - started,
+                (started, 0.0, 0.0, 0.0),
+                self._steps_s,
+                None,
             )
         )
         return batch

@@ -6,7 +6,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from fastfeed.stats.histogram import Waits
-from fastfeed.stats.tally import NO_STAGE, TIMES, WIDTH, Tally
+from fastfeed.stats.tally import Tally
 from fastfeed.stats.values import Delivery, Snapshot
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# Deliveries are counted when so many are there, which is many times cheaper than one by one.
-_AT_ONCE = 1024
+# Deliveries are counted when so many are there. One by one takes many times longer: between two
+# batches other work has taken the processor's caches, so what is done then must be little.
+_AT_ONCE = 512
 # The steps in the order that a batch passes them; steps of other names come last.
 _STEPS = ("read", "defer", "decode", "fetch", "collate", "slots", "device")
 
@@ -38,9 +39,9 @@ class Stats:
 
     def __init__(self) -> None:
         # Replaced together and never changed but for appending, so that who looks from another
-        # thread sees each delivery once. One list of numbers, no objects in it: those would be
-        # looked at by the garbage collector again and again.
-        self._state: tuple[Tally, list[float]] = (Tally(), [])
+        # thread sees each delivery once. Plain tuples of numbers are kept, which the garbage
+        # collector looks at once, where it would look at objects again and again.
+        self._state: tuple[Tally, list[tuple[Any, ...]]] = (Tally(), [])
         self._steps: dict[str, Waits] = {}
         self._deferred = self._refused = self._failed = 0
         self._decoded: DecodedFacts | None = None
@@ -57,10 +58,8 @@ class Stats:
         `delivery` has the values of a `Delivery`, which is made only if somebody observes.
         """
         tally, fresh = self._state
-        fresh += delivery[:TIMES]
-        fresh += delivery[TIMES]
-        fresh += delivery[-1] or NO_STAGE
-        if len(fresh) >= _AT_ONCE * WIDTH:
+        fresh.append(delivery)
+        if len(fresh) >= _AT_ONCE:
             self._state = (tally.plus(fresh), [])
         if self._observers:
             made = Delivery(*delivery)

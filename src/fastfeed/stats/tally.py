@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 # Rows of durations; from _WORKERS on each worker has one, of making batches.
 _WAIT, _FETCH, _SLOTS, _BLOCKED_IN, _BLOCKED_OUT, _WORKERS = range(6)
-# What is kept of a delivery until it is counted: its first values, its times, those of its stage.
-TIMES = Delivery._fields.index("times")
-WIDTH = TIMES + len(Times._fields) + len(StageTimes._fields)
-NO_STAGE = (0.0,) * len(StageTimes._fields)
+# A delivery as a row of numbers: its first values, its times, and those of its stage.
+_TIMES = Delivery._fields.index("times")
+_WIDTH = _TIMES + len(Times._fields) + len(StageTimes._fields)
+_NO_STAGE = (0.0,) * len(StageTimes._fields)
 # More batches ready than this are counted as this many.
 _DEEPEST = 1023
 
@@ -59,15 +59,20 @@ class Tally:
     open_depths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """How many of those that came since were ready at these moments; more may come."""
 
-    def plus(self, values: Sequence[float]) -> Tally:
-        """Return the tally with further deliveries, `WIDTH` values each, in their order."""
-        # Whole ones: another thread may be adding the next. Struct is the quickest way to numpy.
-        packed = Struct(f"{len(values)}d").pack(*values)
-        fresh = np.frombuffer(packed, count=len(values) // WIDTH * WIDTH).reshape(-1, WIDTH).T
-        if not fresh.size:
+    def plus(self, deliveries: Sequence[tuple[Any, ...]]) -> Tally:
+        """Return the tally with further deliveries, in their order."""
+        if not deliveries:
             return self
-        asked, got, _, samples, nbytes, copied, by_worker, busy = fresh[:TIMES]
-        began, blocked_in, blocked_out, slots, moved, moving = fresh[TIMES : TIMES + 6]
+        values: list[float] = []
+        for *first, times, _, stage in deliveries:
+            values += first
+            values += times
+            values += stage or _NO_STAGE
+        # Several times quicker than numpy's own way.
+        packed = Struct(f"{len(values)}d").pack(*values)
+        fresh = np.frombuffer(packed).reshape(-1, _WIDTH).T
+        asked, got, _, samples, nbytes, copied, by_worker, busy = fresh[:_TIMES]
+        began, blocked_in, blocked_out, slots, moved, moving = fresh[_TIMES : _TIMES + 6]
         worker = by_worker.astype(np.int64)
         count = max(self.sums.shape[1], int(worker.max()) + 1)
         here = worker >= 0
@@ -92,7 +97,7 @@ class Tally:
             busy_s=self.busy_s + float(busy.sum()),
             rows=self.rows.plus(numbers, seconds, count=_WORKERS + count),
             sums=self._sums_with(worker[here], added, count),
-            stage=self._stage_with(fresh[TIMES + 4 :, moved > 0]),
+            stage=self._stage_with(fresh[_TIMES + 4 :, moved > 0]),
         )
 
     def _sums_with(self, worker: Ints, added: Sequence[NDArray[Any]], count: int) -> Floats:
@@ -126,7 +131,7 @@ class Tally:
         return replace(
             self,
             depths=_sum(self.depths, np.bincount(np.minimum(older, _DEEPEST))),
-            open_asks=asked.copy(),  # it would hold all the lines
+            open_asks=asked.copy(),  # it would hold all of the rows
             open_depths=np.maximum(own, 0),
         )
 
