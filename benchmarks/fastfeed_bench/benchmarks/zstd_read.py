@@ -12,11 +12,13 @@ from fastfeed_bench.judges import judge_same
 from fastfeed_bench.model import OURS, Benchmark, Case, System
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from fastfeed_bench.model import Context, Settings
 
 _SAMPLES = "fastfeed_bench.systems.shard_read"
+_APART = "fastfeed_bench.systems.zstd_read"
 _WORKERS = ({"workers": 0}, {"workers": 1}, {"workers": 2})
 # What webdataset keeps to shuffle, and among how many bytes we shuffle sample by sample.
 _BUFFER = 64 << 20
@@ -56,14 +58,14 @@ def _text_shards(work: Path, *, size: int, count: int) -> Path:
     """
     from fastfeed_shard.writer import ShardWriter
 
-    folder = work / f"text-{size}-{count}"
+    folder = work / f"words-{size}-{count}"
     if (folder / MANIFEST_NAME).exists():
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     random = np.random.default_rng(size)
     words = random.integers(ord("a"), ord("z") + 1, (1 << 14, _WORD), np.uint8)
     words[:, -1] = ord(" ")
-    with ShardWriter(folder, name="text", shard_size=_BUFFER // 4, compress="zstd") as writer:
+    with ShardWriter(folder, name="words", shard_size=_BUFFER // 4, compress="zstd") as writer:
         for number in range(count):
             chosen = random.zipf(1.2, -(-size // _WORD)) % len(words)
             data = words[chosen].tobytes()[:size]
@@ -76,27 +78,38 @@ def _in_order(context: Context, size: int) -> Case:
     settings = _settings(context, size, 0)
     plain = System(
         "zstd",
-        "fastfeed_bench.systems.zstd_read:plain_session",
+        f"{_APART}:plain_session",
         settings,
         role="reference",
         about="what one core decompresses; no samples are told apart, so no peer",
     )
-    systems = (_ours(settings, _WORKERS[:1]), _webdataset(settings), plain)
+    ours = System(OURS, f"{_APART}:fastfeed_session", settings, _WORKERS[:1], role="ours")
+    systems = (ours, _webdataset(settings), plain)
     return Case(f"{size // 1000} kB samples in order", systems, judge_same)
 
 
 def _shuffled(context: Context, size: int, window: int, how: str) -> Case:
     settings = _settings(context, size, window)
-    systems = (_ours(settings, _WORKERS), _webdataset(settings))
+    ours = System(OURS, f"{_SAMPLES}:fastfeed_session", settings, _WORKERS, role="ours")
+    systems = (ours, _webdataset(settings))
     return Case(f"{size // 1000} kB samples shuffled {how}", systems, judge_same)
-
-
-def _ours(settings: Settings, workers: tuple[Settings, ...]) -> System:
-    return System(OURS, f"{_SAMPLES}:fastfeed_session", settings, workers, role="ours")
 
 
 def _webdataset(settings: Settings) -> System:
     return System("webdataset", f"{_SAMPLES}:webdataset_session", settings, _WORKERS)
+
+
+def _with_unread(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what the decompressor is compared with that nobody's reading is part of."""
+    return {**result, "cases": [_compared_unread(case) for case in result["cases"]]}
+
+
+def _compared_unread(case: Mapping[str, Any]) -> dict[str, Any]:
+    rows = {row["system"]: row for row in case["rows"]}
+    ours, plain = rows.get(OURS, {}).get("unread"), rows.get("zstd", {}).get("median")
+    if ours is None or plain is None:
+        return dict(case)
+    return {**case, "of_zstd_unread": round(ours / plain, 3)}
 
 
 BENCHMARK = Benchmark(
@@ -106,4 +119,5 @@ BENCHMARK = Benchmark(
     summary="samples of 2 kB and 100 kB from warm .tar.zst shards, in order and shuffled",
     cases=_cases,
     peers=("webdataset", "zstd"),
+    finish=_with_unread,
 )

@@ -1,19 +1,64 @@
-"""zstd-read: what `zstd` itself makes of the shards that others read samples of."""
+"""zstd-read: our session with the consumer's time apart, and `zstd` itself on the same shards."""
 
 from __future__ import annotations
 
 import subprocess
+import time
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastfeed_bench.commands import run_command
 from fastfeed_bench.sessions import LoaderSession
+from fastfeed_bench.systems import shard_read
 
 if TYPE_CHECKING:
-    from fastfeed_bench.model import Settings
+    from collections.abc import Mapping
+
+    from fastfeed_bench.model import Evidence, Settings
 
 # As the builder compresses, and of so many shards.
 _LEVEL, _COMPARED = 3, 8
+
+
+class _ReadApart:
+    """A session in this process that also says what it reaches without the reading of batches."""
+
+    def __init__(self, session: LoaderSession) -> None:
+        self._read = session.consume
+        self._session = replace(session, consume=self._consume)
+        self._reading_s = 0.0
+
+    @property
+    def note(self) -> str:
+        """Version and settings."""
+        return self._session.note
+
+    def run(self) -> Mapping[str, float]:
+        """Consume one epoch."""
+        self._reading_s = 0.0
+        figures = self._session.run()
+        samples = self._session.samples
+        return {**figures, "unread": samples / (samples / figures["value"] - self._reading_s)}
+
+    def evidence(self) -> Evidence:
+        """Describe what is delivered."""
+        return self._session.evidence()
+
+    def close(self) -> None:
+        """End what was started."""
+        self._session.close()
+
+    def _consume(self, batch: Any) -> int:
+        begin = time.perf_counter()
+        samples = self._read(batch)
+        self._reading_s += time.perf_counter() - begin
+        return samples
+
+
+def fastfeed_session(settings: Settings) -> _ReadApart:
+    """Return our session in one process."""
+    return _ReadApart(shard_read.fastfeed_session(settings))
 
 
 def plain_session(settings: Settings) -> LoaderSession:
