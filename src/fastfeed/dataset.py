@@ -259,6 +259,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._shuffled = shuffle
         return ShardSampler(self, shuffle=shuffle)
 
+    def fastfeed_under_way(self) -> str:
+        """Say to a person what is being staged now; nothing if nothing is."""
+        return "" if self._staged is None else self._staged.under_way()
+
     def fastfeed_report(self, report: FeedReport, stats: Stats | None = None) -> None:
         """Take in what a feed met beside a batch; `stats` of the loader gets the times."""
         if stats is not None:

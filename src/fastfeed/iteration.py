@@ -340,7 +340,8 @@ class WorkerIterator(_BaseDataLoaderIter):
             return "a batch"
         owner, ready = self._owners.get(self._next), len(self._arrived)
         words = "the first batch" if self._num_yielded == 0 else f"batch {self._next}"
-        return f"{words}, which worker {owner} makes; {ready} after it are ready"
+        staging = "" if self._shards is None else self._shards.fastfeed_under_way()
+        return f"{words} of worker {owner}{staging}, {ready} more ready"
 
     def _deliver(self, arrival: Arrival, *, samples: int, started: float) -> Any:
         """Return the batch of a result, pinned if need be."""

@@ -121,6 +121,15 @@ def test_a_loader_tells_what_it_waits_for(small_loader, monkeypatch):
     assert len(list(small_loader(num_workers=2, timeout=60))) == 8
     assert listener.told[0] == (
         60,
-        "the first batch, which worker 0 makes; 0 after it are ready",
+        "the first batch of worker 0, 0 more ready",
     )
-    assert all("which worker" in words for _, words in listener.told)
+    assert all("of worker" in words for _, words in listener.told)
+
+
+def test_a_long_line_is_cut_so_that_it_can_be_emptied(monkeypatch):
+    """A line that a terminal would wrap is cut to its width."""
+    monkeypatch.setenv("COLUMNS", "40")
+    stream, time = Terminal(), FakeTime(comes_at=105.5)
+    waits = LongWaits(stream, after_s=5, clock=time)
+    waits.receive(time.receive, None, since=100.0, what=lambda: "a batch " * 9)
+    assert max(map(len, stream.getvalue().split("\r\x1b[K"))) == 39

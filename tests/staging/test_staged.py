@@ -95,6 +95,21 @@ def test_from_afar_and_then_from_the_shelf(make_shards, far, settle, leak_gauge)
     assert all(name.endswith(".shard") for name in names(shards.staged._shelf.folder))
 
 
+def test_what_is_under_way_is_said_by_any_process(make_staged, make_shelf, far):
+    """Shards that somebody copies to the folder are counted until they are there."""
+    sources = [far.put(f"{n}.tar") for n in range(2)]
+    staged, shelf = make_staged(sources), make_shelf()
+    said = [staged.under_way()]
+    parts = [shelf.reserve(source) for source in sources]
+    said.append(staged.under_way())
+    parts.pop().discard()
+    said.append(staged.under_way())
+    parts.pop().discard()
+    shelf.folder.rename(f"{shelf.folder} is gone")
+    said.append(staged.under_way())
+    assert said == ["", ", staging 2 shards (0.0 GB)", ", staging a shard (0.0 GB)", ""]
+
+
 def test_the_first_batch_waits_for_no_shard(make_shards, far):
     """With a stager that gets nothing, the samples of the first window come from afar at once."""
     shards = make_shards(4, room=9)

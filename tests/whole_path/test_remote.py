@@ -49,6 +49,25 @@ def test_a_cache_folder_does_not_change_them(bucket, photo_shards, tmp_path, wor
     assert len(list((tmp_path / "cache").glob("*.shard"))) == 3
 
 
+def test_a_person_who_waits_is_told_of_staging(bucket, tmp_path, monkeypatch):
+    """The line of a long wait says which shards are on their way to the cache folder."""
+    told = []
+
+    class Listener:
+        def receive(self, receive, timeout, *, since, what):
+            told.append(what())
+            return receive(timeout)
+
+    monkeypatch.setattr("fastfeed.iteration.on_terminal", Listener)
+    monkeypatch.setattr(
+        "fastfeed.staging.staged.Staged.under_way", lambda _: ", staging 2 shards (3.1 GB)"
+    )
+    batches(bucket, cache=ff.Cache(tmp_path / "cache", size="100MB"), num_workers=1)
+    batches(bucket, num_workers=1)
+    assert "the first batch of worker 0, staging 2 shards (3.1 GB), 0 more ready" in told
+    assert "the first batch of worker 0, 0 more ready" in told
+
+
 def test_a_cache_in_the_data_is_refused(photo_shards):
     """The folder of local shards is no place for copies that are evicted."""
     source = str(photo_shards / "photos-{000000..000002}.tar")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ class LongWaits:
                 if waited - now < turn / 2:
                     return None  # it did not wait: there is nothing more to come
                 told = True
-                self._write(f"{_CLEAR}fastfeed: waiting {waited - since:.0f} s for {what()}")
+                line = f"fastfeed: waiting {waited - since:.0f} s for {what()}"
+                # One that is wrapped could not be emptied.
+                self._write(f"{_CLEAR}{line[: get_terminal_size().columns - 1]}")
         finally:
             if told:
                 self._write(_CLEAR)

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from fastfeed.errors import StorageError
 from fastfeed.staging.disk import inspect
 from fastfeed.staging.follower import Follower
 from fastfeed.staging.shard import StagedShard
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
-    from fastfeed.errors import StorageError
     from fastfeed.options import Cache
     from fastfeed.staging.disk import Disk
     from fastfeed.staging.shelf import StagedFile
@@ -159,6 +159,15 @@ class Staged:
         """Return what this process has read and brought so far."""
         staged = 0 if self._follower is None else self._follower.staged_bytes
         return Counts(self._local_bytes, self._far_bytes, staged)
+
+    def under_way(self) -> str:
+        """Say to a person which shards are being copied to the folder, by any process."""
+        try:
+            parts = self._shelf.contents().parts
+        except StorageError:  # whoever reads meets it too
+            return ""
+        shards = "a shard" if len(parts) == 1 else f"{len(parts)} shards"
+        return f", staging {shards} ({sum(n for _, n in parts) / 1e9:.1f} GB)" if parts else ""
 
     def close(self) -> None:
         """End the threads of this process and let go of what it holds; it may begin anew."""
