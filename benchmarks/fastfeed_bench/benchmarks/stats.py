@@ -25,7 +25,7 @@ class _Shape(NamedTuple):
 
 
 _SHAPES = (
-    _Shape("uint8", "uint8 3x224x224", 64, 80),
+    _Shape("uint8", "uint8 3x224x224", 64, 160),
     _Shape("tokens", "dict of three int64 of 512", 64, 240),
     _Shape("labels", "labels only", 256, 400),
 )
