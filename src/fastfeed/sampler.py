@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import length_hint
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -70,8 +72,9 @@ class ShardSampler(DistributedSampler[int]):
         )
         self._planned = dataset
         self._asked = (num_replicas, rank)
-        self._at: tuple[int, int] | None = None
-        """Epoch and position over all ranks of the iteration that is under way."""
+        self._at: tuple[int, int, Iterator[int]] | None = None
+        """Of the iteration that is under way: epoch, position over all ranks behind the indices
+        that are being handed on, and what is left of these."""
         self._first = 0
         """Position at which the next iteration starts."""
 
@@ -82,9 +85,12 @@ class ShardSampler(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Yield this rank's sample indices; the epoch is taken when the first one is asked for."""
+        return chain.from_iterable(self._chunks())
+
+    def _chunks(self) -> Iterator[Iterator[int]]:
         epoch, first = self.epoch, self._first
         self.epoch, self._first = epoch + 1, 0
-        self._at = (epoch, first)
+        self._at = (epoch, first, iter(()))
         self.num_replicas, self.rank = _world(*self._asked)
         self.num_samples = len(self)
         left = len(self._planned) - first
@@ -92,10 +98,10 @@ class ShardSampler(DistributedSampler[int]):
         self.total_size = first + (left // ranks if self.drop_last else -(-left // ranks)) * ranks
         for indices in self._share(epoch, first):
             for chunk in np.array_split(indices, range(_CHUNK, len(indices), _CHUNK)):
-                for index in chunk.tolist():
-                    first += ranks
-                    self._at = (epoch, first)
-                    yield index
+                first += ranks * len(chunk)
+                given = iter(chunk.tolist())
+                self._at = (epoch, first, given)
+                yield given
         self._at = None
 
     def fingerprint(self) -> str:
@@ -104,8 +110,10 @@ class ShardSampler(DistributedSampler[int]):
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many samples all ranks together were given in it."""
-        epoch, position = self._at or (self.epoch, self._first)
-        return {"epoch": epoch, "position": position}
+        if self._at is None:
+            return {"epoch": self.epoch, "position": self._first}
+        epoch, position, left = self._at
+        return {"epoch": epoch, "position": position - self.num_replicas * length_hint(left)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from a state at the next iteration."""

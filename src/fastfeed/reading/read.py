@@ -187,24 +187,24 @@ def _verify(
     """Compare each field that has a checksum in the index with it."""
     checksums = part.cells[..., _CHECKSUM]
     recorded = part.present & (checksums != 0)
+    begins = starts[recorded]
+    ends = begins + part.cells[..., _SIZE][recorded].view(np.int64)
     digest = xxhash.xxh3_64_intdigest
-    for place, start, size, checksum in zip(
-        np.flatnonzero(recorded).tolist(),
-        starts[recorded].tolist(),
-        part.cells[..., _SIZE][recorded].tolist(),
-        checksums[recorded].tolist(),
-        strict=True,
-    ):
-        # A digest of 0 is kept as 1, since 0 stands for none.
-        if (digest(view[start : start + size]) or 1) != checksum:
-            i, j = divmod(place, len(fields))
-            error = ChecksumError(
-                "the shard holds other bytes than were written",
-                way_out="Copy or build the shard again (`fastfeed-shard verify` lists what is bad)",
-                field=fields[j],
-                offset=int(part.cells[i, j, _OFFSET]),
-            )
-            _raise_of_sample(error, shards, part.shard, int(part.rows[i]))
+    # A digest of 0 is kept as 1, since 0 stands for none.
+    found = [
+        digest(view[begin:end]) or 1
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
+    wrong = np.array(found, np.uint64) != checksums[recorded]
+    if wrong.any():
+        i, j = np.argwhere(recorded)[wrong][0].tolist()
+        error = ChecksumError(
+            "the shard holds other bytes than were written",
+            way_out="Copy or build the shard again (`fastfeed-shard verify` lists what is bad)",
+            field=fields[j],
+            offset=int(part.cells[i, j, _OFFSET]),
+        )
+        _raise_of_sample(error, shards, part.shard, int(part.rows[i]))
 
 
 def _raise_of_sample(
