@@ -139,9 +139,12 @@ def _is_ours(path: Path) -> bool:
 def leak_gauge():
     """Assert that a test leaves no descriptor, thread, child or shared memory behind."""
     gc.collect()
-    before = _gauge()
+    before, threads = _gauge(), set(threading.enumerate())
     yield
     gc.collect()
+    for thread in set(threading.enumerate()) - threads:
+        if thread.name == "QueueFeederThread":  # torch tells its queues to end, and leaves them
+            thread.join(60)
     after = _gauge()
     grown = {name: (before[name], after[name]) for name in before if after[name] > before[name]}
     assert not grown, f"left behind (before, after): {grown}"
