@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 from types import SimpleNamespace
 
@@ -166,6 +167,7 @@ def test_workers_that_rest_are_no_workers():
     assert (only.number, only.busy, only.cpu) == (0, 0.9, None)
 
 
+PAGESIZE = resource.getpagesize()
 TASK = "({name}) S 1 1 1 0 -1 0 5 0 {faults} 0 {user} {system}" + " 0" * 25
 
 
@@ -182,7 +184,8 @@ def machine(root, scale):
         root,
         {
             "proc/stat": f"cpu  {100 * scale} 0 50 {800 * scale} {100 * scale} 0 0 0 0 0\n",
-            "proc/vmstat": f"pswpin {40 * scale}\npswpout {10 * scale}\n",
+            "proc/vmstat": f"pgpgin {1000 * scale}\npswpin {40 * scale}\npswpout {10 * scale}\n"
+            f"workingset_refault_file {200_000 * scale // PAGESIZE}\n",
             "proc/pressure/io": f"some avg10=0.00 avg60=0 avg300=0 total={300_000 * scale}\n",
             "proc/pressure/memory": "some is not a line of the kernel\n",
             "proc/self/stat": "1 "
@@ -218,6 +221,8 @@ def test_counters_of_a_recorded_machine(tmp_path):
     assert host.cpu_pressure is None
     assert host.iowait == pytest.approx(0.1)
     assert host.swapped_per_s == 50
+    assert host.read_again == pytest.approx(0.2, rel=0.05)
+    assert host.read_again_per_s == pytest.approx(200_000, rel=0.05)
     assert host.major_faults_per_s == 3
     assert host.throttled == pytest.approx(0.4)
     (worker,) = workers_of(sums, {}, count=1, seconds=1.0, in_turn=True)

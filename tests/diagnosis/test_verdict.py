@@ -307,6 +307,24 @@ SINGLE = {
         ),
         "memory pressure",
     ),
+    "files thrown out of memory": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 150),
+            feed=process(8, cpu=0.1, busy=0.98),
+            host=replace(HOST, read_again=0.95, read_again_per_s=80e6, held=0.4),
+        ),
+        "memory pressure",
+    ),
+    "a little is read again": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 150),
+            feed=process(8, cpu=0.1, busy=0.98),
+            host=replace(HOST, read_again=0.3, read_again_per_s=80e6),
+        ),
+        "storage-bound",
+    ),
     "swapping": (
         replace(
             HEALTHY,
@@ -507,6 +525,17 @@ def test_advice_of_storage_follows_the_size_of_reads():
     small = replace(slow, feed=replace(slow.feed, bytes_per_read=9000.0))
     assert "larger pieces" in judge(small)[0].advice[0]
     assert "9 KiB a call" in " ".join(judge(small)[0].why)
+
+
+def test_advice_of_memory_follows_what_the_loader_holds():
+    """A loader that hardly takes memory is not told to take less of it first."""
+    first = {}
+    for held in (None, 0.001, 0.4):
+        host = replace(HOST, memory_pressure=0.5, held=held)
+        first[held] = judge(replace(HEALTHY, times=times(50, 51, 150), host=host))[0].advice[0]
+    assert "prefetch_factor" in first[None]
+    assert "prefetch_factor" in first[0.4]
+    assert "more memory" in first[0.001]
 
 
 def test_dear_decoding_may_be_kept():

@@ -119,7 +119,13 @@ def steps_of(counters: Counters) -> tuple[tuple[str, float], ...]:
     )
 
 
-def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: float | None) -> Host:
+def host_of(
+    stretches: Mapping[Phase, Stretches],
+    *,
+    cores: float,
+    available: float | None,
+    held: float | None = None,
+) -> Host:
     """Return what the machine did: the loop in the ceiling phase, the rest in the real one."""
     real, ceiling = stretches["real"], stretches["ceiling"]
     counters, alone = real.counters, ceiling.counters
@@ -132,6 +138,7 @@ def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: fl
         return min(1.0, counters[name] / seconds) if name in counters else None
 
     whole = counters.get("cores")
+    read = counters.get("read from disks", 0.0)
     return Host(
         cores=cores,
         loop_cpu=min(1.0, (alone.get("loop user", 0.0) + system) / in_ceiling),
@@ -147,6 +154,9 @@ def host_of(stretches: Mapping[Phase, Stretches], *, cores: float, available: fl
         ),
         iowait=counters["iowait"] / whole if whole and "iowait" in counters else None,
         available=available,
+        held=held,
+        read_again=min(1.0, counters.get("read again", 0.0) / read) if read else 0.0,
+        read_again_per_s=counters.get("read again", 0.0) / seconds,
         swapped_per_s=counters.get("swapped", 0.0) / seconds,
         major_faults_per_s=counters.get("major faults", 0.0) / seconds,
         throttled=_throttled(counters),

@@ -25,6 +25,7 @@ Counters = dict[str, float]
 """By name; times in seconds."""
 
 _TICKS: Final = float(os.sysconf("SC_CLK_TCK"))
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PRESSURES: Final = ("cpu", "io", "memory")
 _ONE_WORD: Final = re.compile(r"^some .*\btotal=([0-9]{1,19})", re.MULTILINE)
 
@@ -84,6 +85,11 @@ def host_counters(pids: Sequence[int], root: Path = Path("/")) -> Counters:
     events = counts(texts.of("proc/vmstat"))
     if "pswpin" in events:
         found["swapped"] = events["pswpin"] + events.get("pswpout", 0)
+    # Pages of files that were in memory before; the name changed with Linux 5.9.
+    again = events.get("workingset_refault_file", events.get("workingset_refault"))
+    if again is not None and "pgpgin" in events:
+        found["read again"] = again * _PAGE
+        found["read from disks"] = events["pgpgin"] * 1024
     for one in who:
         _add_process(found, texts, one)
     found["process queued"] = _scheduled(texts, "self")[1]

@@ -103,6 +103,11 @@ class Host:
     iowait: float | None = None
     available: float | None = None
     """What is left of the memory, the machine's or the container's, as a part of it."""
+    held: float | None = None
+    """What the loader's batches that lie ready may take, as a part of the same memory."""
+    read_again: float = 0.0
+    """Bytes read from disks that had been in memory before, as a part of all that were read."""
+    read_again_per_s: float = 0.0
     swapped_per_s: float = 0.0
     """Pages swapped."""
     major_faults_per_s: float = 0.0

@@ -15,12 +15,12 @@ from fastfeed.diagnosis.finding import (
     percent,
     stall_words,
 )
-from fastfeed.diagnosis.working import work_or_wait
+from fastfeed.diagnosis.working import blocked_part, work_or_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastfeed.diagnosis.evidence import Evidence
+    from fastfeed.diagnosis.evidence import Evidence, Host
 
 # Cores that must be at work beside the loop for its step to be slowed by that.
 _AT_WORK: Final = 0.25
@@ -28,6 +28,10 @@ _PRESSED: Final = 0.1
 _SWAPPING_PER_S: Final = 200.0
 _FULL: Final = 0.03
 _FAULTS_PER_S: Final = 100.0
+# Bytes that are read from disks again and again, as a part of all that are read, and a second.
+_AGAIN: Final = 0.5
+_AGAIN_PER_S: Final = 5e6
+_HELD: Final = 0.05
 # A worker counts as slow if it is that busy, and the others are busy for so little of its time.
 _SLOW_BUSY: Final = 0.7
 _OTHERS_BUSY: Final = 0.6
@@ -75,31 +79,47 @@ def _memory(evidence: Evidence, split: _Split) -> Verdict | None:
     thrashing = host.swapped_per_s >= _SWAPPING_PER_S or (
         full and host.major_faults_per_s >= _FAULTS_PER_S
     )
+    if host.read_again >= _AGAIN and host.read_again_per_s >= _AGAIN_PER_S:
+        # Waits for a disk that would not be there if memory had kept what was read.
+        pressure = max(pressure, host.read_again * blocked_part(evidence) * split.waiting)
     if pressure < _PRESSED and not thrashing:
         return None
     share = split.whole if thrashing else min(split.whole, pressure)
     part = share / split.whole
     split.waiting, split.slowed = split.waiting * (1 - part), split.slowed * (1 - part)
-    why = [
-        stall_words(evidence),
-        (
-            f"Tasks stood still for memory in {percent(pressure)} of the time; "
-            f"{host.swapped_per_s:.0f} pages were swapped and {host.major_faults_per_s:.0f} read "
-            "back a second."
-        ),
-    ]
-    if host.available is not None:
-        why.append(f"{percent(host.available)} of the memory is free.")
     return Verdict(
         name="memory pressure",
         share_of_time_lost=share,
-        why=tuple(why),
-        advice=(
-            "Use fewer workers or a smaller prefetch_factor, and pin less (pinned_budget=).",
-            "Give the job more memory: shards are fast while the page cache can hold them.",
-        ),
+        why=tuple(_memory_words(evidence)),
+        advice=_memory_advice(host),
         expected_gain=gain(share),
     )
+
+
+def _memory_words(evidence: Evidence) -> Iterator[str]:
+    host = evidence.host
+    yield stall_words(evidence)
+    yield (
+        f"Tasks stood still for memory in {percent(host.memory_pressure or 0.0)} of the time; "
+        f"{host.swapped_per_s:.0f} pages were swapped and {host.major_faults_per_s:.0f} read "
+        "back a second."
+    )
+    if host.read_again_per_s >= _AGAIN_PER_S:
+        yield (
+            f"{host.read_again_per_s / 1e6:.0f} MB/s were read from disks again, "
+            f"{percent(host.read_again)} of all: they had been in memory and were thrown out."
+        )
+    if host.available is not None:
+        yield f"{percent(host.available)} of the memory is free, or filled with files."
+    if host.held is not None:
+        yield f"Batches that lie ready in the loader may take {percent(host.held)} of it."
+
+
+def _memory_advice(host: Host) -> tuple[str, ...]:
+    less = "Use fewer workers or a smaller prefetch_factor, and pin less (pinned_budget=)."
+    more = "Give the job more memory: shards are fast while the page cache can hold them."
+    # What the loader hardly takes it cannot give back.
+    return (more, less) if host.held is not None and host.held < _HELD else (less, more)
 
 
 def _copies(evidence: Evidence, split: _Split) -> Verdict | None:

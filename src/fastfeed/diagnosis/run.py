@@ -14,7 +14,7 @@ from fastfeed.diagnosis.collect import feed_of, host_of, times_of, waits_of
 from fastfeed.diagnosis.cost import cost_of
 from fastfeed.diagnosis.counters import computed_s, host_counters, own_counters
 from fastfeed.diagnosis.device import gpu_of, ops_of
-from fastfeed.diagnosis.evidence import Batch, Evidence, Gpu, Ops
+from fastfeed.diagnosis.evidence import Batch, Evidence, Gpu, Host, Ops
 from fastfeed.diagnosis.feeder import Feeder
 from fastfeed.diagnosis.job import Job, check_job
 from fastfeed.diagnosis.report import Diagnosis
@@ -123,7 +123,7 @@ def _check(price: float | None, seconds: float) -> None:
 def _evidence(rounds: Rounds, feeder: Feeder, target: _Target, done: int) -> Evidence:
     """Look at what is left to look at, and put everything together."""
     times = times_of(rounds.stretches)
-    host = host_of(rounds.stretches, cores=_cores(), available=_available())
+    host = _host(rounds, feeder)
     unseen: list[str] = []
     gpu: Gpu | str | None = None
     ops: Ops | str | None = None
@@ -189,6 +189,15 @@ def _cores() -> float:
     return min(allowed, cgroup_quota() or allowed)
 
 
-def _available() -> float | None:
-    """Return which part is left of the memory that there is least of: the machine's, or ours."""
-    return min((room.left / room.whole for room in memory_rooms()), default=None)
+def _host(rounds: Rounds, feeder: Feeder) -> Host:
+    rooms = memory_rooms()
+    # The memory that there is least of: the machine's, or the container's.
+    left = min((room.left / room.whole for room in rooms), default=None)
+    whole = min((room.whole for room in rooms), default=0)
+    ready = batches.nbytes(rounds.kept[0]) * feeder.stock
+    return host_of(
+        rounds.stretches,
+        cores=_cores(),
+        available=left,
+        held=ready / whole if whole else None,
+    )

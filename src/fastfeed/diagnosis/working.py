@@ -28,15 +28,19 @@ def work_or_wait(evidence: Evidence, *, waiting: float, slowed: float) -> Iterat
     Of the time, the loop waits for input in the part `waiting`, and its step takes longer while it
     is fed in the part `slowed`.
     """
-    computing, blocked = _uses(evidence)
-    total = (computing + blocked) or 1.0
-    part = blocked / total
-    part = 0.0 if part < _UNSURE else 1.0 if part > 1 - _UNSURE else part
-    storage, preprocessing = waiting * part, waiting * (1 - part) + slowed
+    part = blocked_part(evidence)
+    sure = 0.0 if part < _UNSURE else 1.0 if part > 1 - _UNSURE else part
+    storage, preprocessing = waiting * sure, waiting * (1 - sure) + slowed
     if storage:
-        yield _storage(evidence, storage, blocked / total)
+        yield _storage(evidence, storage, part)
     if preprocessing:
         yield _preprocessing(evidence, preprocessing, slowed=slowed)
+
+
+def blocked_part(evidence: Evidence) -> float:
+    """Return for which part of their time those who make batches are off the cores."""
+    computing, blocked = _uses(evidence)
+    return blocked / ((computing + blocked) or 1.0)
 
 
 def _uses(evidence: Evidence) -> tuple[float, float]:
