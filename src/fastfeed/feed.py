@@ -142,10 +142,10 @@ class Feed:
     def take_report(self) -> FeedReport:
         """Return what happened since the last call: seconds by step, and bad samples."""
         report, self._report = self._report, FeedReport()
-        return report
-
         if self._keeper is not None:
             report.decoded = self._keeper.take_facts()
+        return report
+
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:
