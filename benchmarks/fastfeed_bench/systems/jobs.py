@@ -222,7 +222,9 @@ def _memory_pressure(place: Place) -> tuple[Any, Any]:
             file.write(os.urandom(_MIB))
         os.fsync(file.fileno())
     depth = 1 if place.cured else 24
-    loader = ff.DataLoader(Pages(str(path)), batch_size=4, num_workers=2, prefetch_factor=depth)
+    loader: Any = ff.DataLoader(
+        Pages(str(path)), batch_size=4, num_workers=2, prefetch_factor=depth
+    )
     return loader, waits(0.0005)
 
 
