@@ -25,7 +25,7 @@ threading.Thread(target=sys.stdin.read).start()
 while threading.active_count() > 1:
     pass
 """
-_SECONDS, _WARM_UP = 2.0, 5
+_SECONDS, _WARM_UP = 1.0, 5
 """Of a run; steps before it, which compile and start workers."""
 
 
