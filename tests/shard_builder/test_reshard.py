@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastfeed.storage.compressed import open_shard
 from fastfeed_shard.recut import _cut_by, _cut_in
 
 
@@ -56,6 +58,30 @@ def test_a_number_of_shards(shards, tmp_path, run, built, samples_of):
     code, _, err = run("reshard", shards, tmp_path / "more", "--shards", "61")
     assert code == 2
     assert "60 samples" in err
+
+
+def test_a_shuffle_of_many_shards_keeps_few_open(source, tmp_path, built, monkeypatch):
+    """Shards that were closed are let go, and all share one cache of frames."""
+    built(
+        *("build", source, tmp_path / "in", "--layout", "files", "--compress", "zstd"),
+        *("--shard-size", "16KiB", "--quiet"),
+    )
+    alive, caches, most = weakref.WeakSet(), [], [0]
+
+    def opened(path, *, cache=None):
+        shard = open_shard(path, cache=cache)
+        alive.add(shard)
+        caches.append(cache)
+        most.append(len(alive))
+        return shard
+
+    monkeypatch.setattr("fastfeed_shard.copying.open_shard", opened)
+    monkeypatch.setattr("fastfeed_shard.copying._OPEN_AT_ONCE", 3)
+    built("reshard", tmp_path / "in", tmp_path / "out", "--shuffle", "7", "--jobs", "1", "--quiet")
+    assert len(caches) > 10
+    assert max(most) == 3
+    assert caches[0] is not None
+    assert len(set(map(id, caches))) == 1
 
 
 def test_shuffled_interrupted_and_resumed(shards, tmp_path, run, built, contents_of, monkeypatch):

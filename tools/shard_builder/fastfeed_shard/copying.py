@@ -6,7 +6,6 @@ is compared with its own while it is copied, for afterwards its new checksum wou
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import xxhash
 from fastfeed.errors import ChecksumError, WorkerError, located
 from fastfeed.shardfile.index import MISSING
 from fastfeed.storage.compressed import open_shard
+from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.urls import shown
 from fastfeed_shard.pool import parent_is_gone
 from fastfeed_shard.reader import Reader, ahead_of
@@ -43,21 +43,25 @@ def copy_samples(
     planned the copy: without it there is nobody to copy for.
     """
     opened: dict[int, Reader] = {}
-    with ExitStack() as stack:
+    frames = FrameCache()  # one for all: its limit is that of the copy
+    try:
         for number, group in groupby(rows, key=lambda row: row[0]):
             shard = shards[number]
             if number not in opened:
                 if len(opened) >= (1 if in_order else _OPEN_AT_ONCE):
                     opened.pop(next(iter(opened))).close()
-                reader = Reader(
-                    open_shard(shard.path), ahead=ahead_of(shard.path) if in_order else 0
+                opened[number] = Reader(
+                    open_shard(shard.path, cache=frames),
+                    ahead=ahead_of(shard.path) if in_order else 0,
                 )
-                opened[number] = stack.enter_context(reader)
             with located(shard=shown(shard.path)):
                 for _, row in group:
                     if parent_is_gone(parent):
                         raise WorkerError("the run has ended", way_out="Go on with --resume")
                     _copy_sample(out, shard, row, opened[number])
+    finally:
+        for reader in opened.values():
+            reader.close()
 
 
 def _copy_sample(out: ShardFile, shard: StoredShard, row: int, reader: Reader) -> None:
