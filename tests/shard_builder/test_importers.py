@@ -217,6 +217,26 @@ def test_interrupted_and_resumed(tmp_path, run, built, contents_of, monkeypatch)
         assert (tmp_path / "out" / name).stat().st_mtime_ns == changed
 
 
+def test_resume_of_a_finished_data_set(tmp_path, run, built, contents_of):
+    """It is complete already, and nothing is written; another source or other options are not."""
+    for name, rows in (("in", 40), ("more", 60), ("less", 20), ("long", 40)):
+        data = [bytes([n]) * (9000 if name == "long" else 5000) for n in range(rows)]
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table({"raw": data}), tmp_path / name / "0.parquet")
+    arguments = ("--shard-size", "100KiB", "--quiet", "--resume")
+    built("convert", tmp_path / "in", tmp_path / "out", *arguments)
+    before = contents_of(tmp_path / "out")
+    assert "complete already" in built("convert", tmp_path / "in", tmp_path / "out", *arguments)
+    for source, more in (
+        *((name, ()) for name in ("more", "less", "long")),
+        *(("in", option) for option in (("--compress", "zstd"), ("--shard-size", "60KiB"))),
+    ):
+        code, _, err = run("convert", tmp_path / source, tmp_path / "out", *arguments, *more)
+        assert code == 2
+        assert "other shards" in err or "no longer gives" in err
+    assert contents_of(tmp_path / "out") == before
+
+
 def test_dry_run_writes_nothing(tmp_path, built):
     """It shows what is read, and what the first sample would be."""
     out = built("convert", GOLDEN / "mds", tmp_path / "out", "--dry-run")

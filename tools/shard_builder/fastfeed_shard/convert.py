@@ -13,7 +13,7 @@ from fastfeed.errors import FastfeedError, OptionError
 from fastfeed.storage.open import facts
 from fastfeed.storage.urls import shown
 from fastfeed_shard.arguments import pairs_of
-from fastfeed_shard.destination import open_destination
+from fastfeed_shard.destination import FinishedDestination, open_destination
 from fastfeed_shard.importers.columns import Columns
 from fastfeed_shard.progress import show_progress, size_text
 from fastfeed_shard.recopy import classes_of, look_at, refuse_inside, run_copy, show_copy
@@ -89,7 +89,9 @@ def _convert_foreign(options: argparse.Namespace, target: Target, kind: str, *, 
         packed = stream.finish()
         classes = _classes(importer, columns)
         destination.complete(packed, classes=classes, energon=target.energon)
-    if not target.quiet:
+    if isinstance(destination, FinishedDestination):
+        say(f"{shown(target.dest)} is complete already")
+    elif not target.quiet:
         for line in summary(packed, seconds=time.perf_counter() - begin):
             say(line)
         say("columns: " + ", ".join(f"{name}={field}" for name, field in columns.fields.items()))

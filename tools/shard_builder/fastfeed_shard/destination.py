@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fastfeed.errors import OptionError
-from fastfeed.shardfile.manifest import ShardEntry, load_manifest
+from fastfeed.shardfile.manifest import Manifest, ShardEntry, load_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME
 from fastfeed.storage.open import local_path, read_whole
 from fastfeed.storage.urls import is_remote, shown
@@ -71,9 +71,13 @@ def open_destination(
 ) -> Iterator[Destination]:
     """Hold a destination for one writer.
 
-    It must be new or empty, or with `resume` hold an unfinished run of the same `plan`; OptionError
-    otherwise. Nothing is ever overwritten.
+    It must be new or empty, or with `resume` hold an unfinished run of the same `plan`, or be
+    complete; OptionError otherwise. Nothing is ever overwritten.
     """
+    manifest = _finished(dest) if resume else None
+    if manifest is not None:
+        yield FinishedDestination(dest, manifest)
+        return
     if is_remote(dest):
         remote = RemoteDestination(Bucket(dest), plan=plan, resume=resume)
         with scratch_folder() as scratch:
@@ -88,18 +92,61 @@ def is_complete(
     dest: str, planned: Sequence[Planned], *, fields: Mapping[str, int] | None = None
 ) -> bool:
     """Say whether `dest` holds, complete, the shards of a plan; OptionError if it holds others."""
-    if not is_there(join(dest, MANIFEST_NAME)) or is_there(join(dest, STATE_NAME)):
+    manifest = _finished(dest)
+    if manifest is None:
         return False
-    manifest = load_manifest(
-        lambda name: read_whole(join(dest, name), limit=_LIMIT), shard=shown(dest)
-    )
     there = [Planned(shard.name, shard.samples, shard.bytes) for shard in manifest.shards]
     if there != list(planned) or (fields is not None and fields != manifest.fields):
-        raise OptionError(
-            f"{shown(dest)!r} holds a complete data set of other shards",
-            way_out="Name a new place, or empty this one yourself",
-        )
+        raise _of_others(dest)
     return True
+
+
+def _finished(dest: str) -> Manifest | None:
+    """Return the manifest of a complete data set at `dest`, None if there is none."""
+    if not is_there(join(dest, MANIFEST_NAME)) or is_there(join(dest, STATE_NAME)):
+        return None
+    return load_manifest(lambda name: read_whole(join(dest, name), limit=_LIMIT), shard=shown(dest))
+
+
+def _of_others(dest: str) -> OptionError:
+    return OptionError(
+        f"{shown(dest)!r} holds a complete data set of other shards",
+        way_out="Name a new place, or empty this one yourself",
+    )
+
+
+class FinishedDestination:
+    """A complete data set: nothing is written, and what would be is compared with it."""
+
+    def __init__(self, dest: str, manifest: Manifest) -> None:
+        self._dest = dest
+        self._shards = {shard.name: shard for shard in manifest.shards}
+
+    @property
+    def folder(self) -> Path:
+        """No shard is written anywhere."""
+        raise _of_others(self._dest)
+
+    def kept(self, name: str) -> Packed | None:
+        """Return a shard as the manifest has it."""
+        if name not in self._shards:
+            raise _of_others(self._dest)
+        return Packed(self._shards[name], {})
+
+    def deliver(self, packed: Packed) -> None:  # noqa: ARG002 - nothing was written
+        """Refuse what is not there already."""
+        raise _of_others(self._dest)
+
+    def complete(
+        self,
+        packed: Sequence[Packed],
+        *,
+        classes: Sequence[str] | None,  # noqa: ARG002 - all is there
+        energon: bool,  # noqa: ARG002
+    ) -> None:
+        """Compare the number of shards."""
+        if len(packed) != len(self._shards):
+            raise _of_others(self._dest)
 
 
 class LocalDestination:

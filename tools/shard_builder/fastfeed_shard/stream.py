@@ -66,7 +66,8 @@ class Stream:
         """Complete the shard that was begun, and deliver it."""
         shard, self._shard = self._shard, None
         kept, self._kept = self._kept, None
-        samples, self._samples, self._nbytes = self._samples, 0, 0
+        there = (self._samples, self._nbytes + END_BYTES)
+        self._samples = self._nbytes = 0
         if shard is not None:
             with shard:
                 packed = shard.finish()
@@ -74,7 +75,7 @@ class Stream:
             self._packed.append(packed)
             self._progress(packed.entry.bytes)
         elif kept is not None:
-            if kept.entry.samples != samples:
+            if (kept.entry.samples, kept.entry.bytes) != there:
                 raise OptionError(
                     f"the source no longer gives the {kept.entry.samples:,} samples that "
                     f"{kept.entry.name!r} was made of",
