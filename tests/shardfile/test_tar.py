@@ -119,6 +119,13 @@ def test_more_zero_padding_is_fine(pack, walk_bytes):
     assert walk_bytes(data + bytes(70_001)) == walk_bytes(data)
 
 
+def test_c01_a_file_of_zeros_is_no_empty_shard(walk_bytes):
+    """What a power cut leaves of a shard is not taken for one without samples."""
+    assert listed(walk_bytes(bytes(1024))) == listed(walk_bytes(bytes(10240))) == []
+    with pytest.raises(TarError, match=r"nothing but 1,742,848 bytes of zeros.* build the shard"):
+        walk_bytes(bytes(1742848))
+
+
 def test_c07_positions_beyond_4_gib(tmp_path):
     """A sparse file of more than 4 GiB as first member: the second is found behind it."""
     path = tmp_path / "big.tar"

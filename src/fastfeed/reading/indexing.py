@@ -180,6 +180,7 @@ def check_fit(index: ShardIndex, storage: Storage, *, shard: str) -> None:
             shard=shard,
         )
     if not len(index):
+        next(walk(storage.read_at, storage.size, shard=shard), None)  # it may be zeros alone
         return
     # The last header moves with almost any change of the shard.
     header, offset, size, _ = max(

@@ -2,7 +2,8 @@
 
 A stock reader takes "this is not a header" for the end of the archive, so that a damaged shard
 reads as a shorter one. Here an archive is complete only if two zero blocks end it and nothing but
-zeros follows; all else is a `TarError` with the offset and the last good member. Positions are
+zeros follows; all else is a `TarError` with the offset and the last good member. So is a file of
+zeros alone, as a power cut leaves it, unless it is as small as an empty archive. Positions are
 Python integers and never wrap. Memory is bounded: data is never read, and extension records are
 refused beyond `EXTENSION_LIMIT` bytes.
 """
@@ -33,6 +34,8 @@ EXTENSION_LIMIT = 1 << 20
 _WINDOW, _SMALL_WINDOW = 64 << 10, 4 << 10
 _ZEROS = bytes(BLOCK)
 _OCTAL_LIMIT = 8**11
+# What writers make of an archive without members: end blocks, padded to a record of 20 blocks.
+_EMPTY = 20 * BLOCK
 
 Kind = Literal["file", "dir", "symlink", "hardlink", "sparse", "other"]
 
@@ -91,6 +94,8 @@ def walk(read_at: ReadAt, size: int, *, shard: str) -> Iterator[Member]:
         member, position = reader.member(position)
         if member is None:
             reader.expect_zeros(position)
+            if position == 0:
+                reader.expect_small()
             return
         yield member
 
@@ -189,6 +194,16 @@ class _Reader:
                     at // BLOCK * BLOCK,
                 )
             position += len(chunk)
+
+    def expect_small(self) -> None:
+        """Make sure that an archive without members is no larger than an empty one."""
+        if self._size > _EMPTY:
+            raise TarError(
+                f"the shard is nothing but {self._size:,} bytes of zeros: it was cut by a crash, "
+                "or never written",
+                way_out="Copy or build the shard again",
+                shard=self._shard,
+            )
 
     def _block(self, position: int) -> bytes:
         start = position - self._start
