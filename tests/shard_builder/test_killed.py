@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 
 import pytest
 
-from fastfeed_shard.folder import STATE_NAME
+from fastfeed.errors import OptionError
+from fastfeed_shard import scratch
+from fastfeed_shard.folder import STATE_NAME, DatasetFolder
 
 SMALL = ("--shard-size", "64KiB", "--quiet")
 
@@ -108,9 +114,6 @@ def test_resume_proves_what_it_keeps(source, half_built, tmp_path, built, conten
 
 def test_two_builds_at_once(source, half_built, run):
     """The second is refused while the first one holds the folder."""
-    import fcntl
-    import json
-
     with (half_built / STATE_NAME).open("r+") as state:
         plan = json.load(state)
         state.seek(0)
@@ -121,6 +124,102 @@ def test_two_builds_at_once(source, half_built, run):
         code, _, err = run("build", source, half_built, "--resume", *SMALL)
     assert code == 2
     assert f"another process ({os.getppid()})" in err
+
+
+def test_a_lock_on_a_state_that_lost_its_name_is_none(tmp_path, monkeypatch):
+    """Who opened the state while another writer removed it begins anew, and so holds the folder."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    first = DatasetFolder(folder, name="train", plan="a")
+    first.__enter__()
+    lock, ends = fcntl.flock, [first]
+
+    def late(descriptor, operation):
+        if ends:
+            ends.pop().__exit__(None, None, None)
+        return lock(descriptor, operation)
+
+    monkeypatch.setattr("fastfeed_shard.folder.fcntl.flock", late)
+    with DatasetFolder(folder, name="train", plan="b"):
+        assert (folder / STATE_NAME).exists()
+        with (
+            pytest.raises(OptionError, match="another process"),
+            DatasetFolder(folder, name="train", plan="c"),
+        ):
+            pass
+
+
+def test_a_data_set_finished_meanwhile_stays_finished(tmp_path, monkeypatch):
+    """Who came just before it was complete is refused, and leaves no state in it."""
+    folder = tmp_path / "out"
+    first = DatasetFolder(folder, name="train", plan="a")
+    first.__enter__()
+    opened, ends = os.open, [first]
+
+    def late(path, *arguments, **options):
+        if ends:
+            (folder / "dataset.json").write_bytes(b"{}")
+            ends[0].complete()
+            ends.pop().__exit__(None, None, None)
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr("fastfeed_shard.folder.os.open", late)
+    with (
+        pytest.raises(OptionError, match="complete"),
+        DatasetFolder(folder, name="train", plan="b", resume=True),
+    ):
+        pass
+    assert os.listdir(folder) == ["dataset.json"]
+
+
+def test_orphans_that_hang_are_not_waited_for_without_end(source, half_built, run, monkeypatch):
+    """Workers of a dead build that keep the lock are an error after a while."""
+    monkeypatch.setattr("fastfeed_shard.folder._WAIT_S", 0.0)
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    with (half_built / STATE_NAME).open("r+") as state:
+        plan = json.load(state)
+        state.seek(0)
+        state.write(json.dumps(plan | {"pid": dead.pid}))
+        state.truncate()
+        state.flush()
+        fcntl.flock(state, fcntl.LOCK_EX)
+        code, _, err = run("build", source, half_built, "--resume", *SMALL)
+    assert code == 2
+    assert "a run that has ended" in err
+
+
+def test_scratch_folders_of_killed_runs_are_swept(tmp_path, monkeypatch):
+    """With a lock that is free or without one; in use, or not empty and without a lock: kept."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for name in ("locked01", "before01", "nearly01", "another1", "in_use01"):
+        (tmp_path / f"fastfeed-shard-{name}").mkdir()
+    for name in ("locked01", "nearly01", "in_use01"):
+        (tmp_path / f"fastfeed-shard-{name}" / "lock").touch()
+    (tmp_path / "fastfeed-shard-another1" / "data").touch()
+    (tmp_path / "fastfeed-shard-locked01" / "files").mkdir()
+    with (tmp_path / "fastfeed-shard-in_use01" / "lock").open() as used:
+        fcntl.flock(used, fcntl.LOCK_EX)
+        with scratch.scratch_folder() as folder:
+            assert folder.is_dir()
+            left = set(os.listdir(tmp_path)) - {folder.parent.name}
+    assert left == {"fastfeed-shard-another1", "fastfeed-shard-in_use01"}
+
+
+def test_a_scratch_folder_that_another_run_swept_is_made_anew(tmp_path, monkeypatch):
+    """Between its making and its lock it looks like one that was left behind."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    opened, sweeps = os.open, [tmp_path]
+
+    def late(path, *arguments, **options):
+        if sweeps:
+            scratch._sweep(sweeps.pop())
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr("fastfeed_shard.scratch.os.open", late)
+    with scratch.scratch_folder() as folder:
+        assert folder.is_dir()
+    assert not os.listdir(tmp_path)
 
 
 def test_disk_full(source, tmp_path, run, monkeypatch):

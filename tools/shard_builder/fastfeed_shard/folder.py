@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 STATE_NAME = ".fastfeed-build.json"
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+# Workers that lost their build notice it at their next sample, which need not be a small one.
+_WAIT_S = 60.0
+_LOOK_S = 0.1
 
 
 class DatasetFolder:
@@ -103,29 +107,51 @@ class DatasetFolder:
 
     def _take_lock(self) -> int:
         """Return the locked file of state; wait only for workers whose own build is dead."""
-        lock = os.open(self.path / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        end = time.monotonic() + _WAIT_S
+        while True:
+            lock = os.open(self.path / STATE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                held = self._try_lock(lock)
+            except BaseException:
+                os.close(lock)
+                raise
+            if held:
+                return lock
+            os.close(lock)
+            if time.monotonic() >= end:
+                raise OptionError(
+                    f"processes of a run that has ended still write to {str(self.path)!r}",
+                    way_out="End them, or wait until they do",
+                )
+            time.sleep(_LOOK_S)
+
+    def _try_lock(self, lock: int) -> bool:
+        """Lock the file of state; False if orphans hold it, or if it has lost its name."""
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = _load(lock).get("pid")
             if holder is None or _alive(holder):
-                os.close(lock)
                 raise OptionError(
                     f"another process ({holder}) writes to {str(self.path)!r}",
                     way_out="Wait until it ends",
                 ) from None
-            # Workers that lost their build notice it at their next sample, and then the kernel
-            # lets go of the lock.
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            return False
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                os.close(lock)
                 raise
-        return lock
+            return True
+        # Whoever held it may have removed it meanwhile, and a third may hold the next.
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(lock), (self.path / STATE_NAME).stat())
+        return False
 
     def _admit(self) -> None:
         """Compare the state of a former run with this one, and write our own."""
         before = _load(self._lock)
+        if not before and (self.path / MANIFEST_NAME).exists():
+            self._remove_state()  # the file is ours alone: another writer has just finished
+            raise self._occupied()
         if self.holds_shards():
             if not self._resume:
                 raise OptionError(

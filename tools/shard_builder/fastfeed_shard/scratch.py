@@ -48,12 +48,13 @@ def _make(place: Path) -> tuple[Path, int]:
     """Return a new folder and its lock, held."""
     while True:
         root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
-        (root / "files").mkdir()
-        lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (root / _LOCK).exists():
-            return root, lock
-        os.close(lock)  # another run took it for one that was left behind
+        with suppress(FileNotFoundError):  # another run took it for one that was left behind
+            lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (root / _LOCK).exists():
+                (root / "files").mkdir()
+                return root, lock
+            os.close(lock)
 
 
 def _sweep(place: Path) -> None:
@@ -62,7 +63,11 @@ def _sweep(place: Path) -> None:
         if not _OURS.fullmatch(root.name) or root.is_symlink():
             continue
         with suppress(OSError):  # not ours, gone meanwhile, or in use
-            lock = os.open(root / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                lock = os.open(root / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            except FileNotFoundError:
+                root.rmdir()  # its run was killed before it could lock it; nothing is in it yet
+                continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
