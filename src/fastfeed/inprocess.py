@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -62,6 +63,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         if self._shards is not None:
             side = None if path is None else path.side
             self._fetcher = make_fetcher(source, threads=loader.worker_threads, device=side)
+        self._one_at_a_time = threading.Lock()  # some loops have several threads take batches
         self._skipped = 0
         self._steps_s: dict[str, float] = {}
         iterable = self._dataset_kind == _DatasetKind.Iterable
@@ -82,6 +84,10 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
         progress.start(self._sampler_iter, ordered=not iterable)
 
     def _next_data(self) -> Any:
+        with self._one_at_a_time:
+            return self._next_batch()
+
+    def _next_batch(self) -> Any:
         started = time.perf_counter()
         try:
             number, index = self._progress.next()

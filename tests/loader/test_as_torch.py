@@ -322,9 +322,11 @@ def test_arrays_arrive_as_torch_pickles_them(count, dtype):
     assert np.array_equal(found[0], found[1])
 
 
-def test_threads_may_take_batches_from_one_iterator(draws):
-    """Each batch goes to one of them, as with torch's iterator."""
-    batches = iter(DataLoader(draws(200), 4, num_workers=2))
+@pytest.mark.parametrize("workers", [0, 2])
+def test_threads_may_take_batches_from_one_iterator(draws, workers):
+    """Each batch goes to one of them, as with torch's iterator, and is counted."""
+    loader = DataLoader(draws(200), 4, num_workers=workers)
+    batches = iter(loader)
     found = []
 
     def take():
@@ -336,3 +338,24 @@ def test_threads_may_take_batches_from_one_iterator(draws):
     for taker in takers:
         taker.join()
     assert sorted(torch.cat(found).tolist()) == list(range(200))
+    assert loader.stats().batches == 50
+
+
+def test_without_workers_threads_take_turns(draws):
+    """A thread that asks while the sampler is being asked gets the next batch, not an error."""
+    found = []
+
+    class Order(Sampler):
+        def __iter__(self):
+            other.start()
+            other.join(0.1)  # without turns it would be at the sampler, and fail, before that
+            yield from range(8)
+
+        def __len__(self):
+            return 8
+
+    batches = iter(DataLoader(draws(8), 4, sampler=Order()))
+    other = threading.Thread(target=lambda: found.append(next(batches)))
+    found.append(next(batches))
+    other.join()
+    assert sorted(torch.cat([batch["index"] for batch in found]).tolist()) == list(range(8))
