@@ -200,6 +200,20 @@ def test_closing_in_the_middle(far, make_shelf, leak_gauge):
     assert names(shelf) == []
 
 
+def test_ended_while_its_lock_is_held(make_shelf, make_stager):
+    """A finaliser that finds the lock taken ends the threads all the same."""
+    stager = make_stager(make_shelf())
+    stager.want([])
+    wait_until_idle(stager)
+    with stager._changed:
+        ending = threading.Thread(target=stager.end)
+        ending.start()
+        ending.join()
+    for thread in stager._threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
 def test_a_shelf_smaller_than_a_shard(far, make_shelf, make_stager, caplog):
     """Nothing is staged, and that is said once."""
     sources = [far.put(f"{n}.tar") for n in range(3)]

@@ -7,6 +7,7 @@ shard whose turn it is, and go on to the next one while its last pieces are unde
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import threading
@@ -169,6 +170,12 @@ class Stager:
         if self._changed.acquire(blocking=False):
             self._changed.notify_all()
             self._changed.release()
+        else:  # who has the lock may be about to wait, and a finaliser may wait for nobody
+            _thread.start_new_thread(self._wake, ())
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _run(self) -> None:
         buffer = make_buffer(self._piece)
