@@ -92,6 +92,22 @@ def test_c16_what_is_read_stays(far, make_shelf, bring):
     first.close()
 
 
+def test_inflated_shards_go_first_or_not_in_vain(far, make_shelf, bring):
+    """An inflated shard makes room before a staged one; where that is not enough it stays."""
+    one, two = far.put("1.tar"), far.put("2.tar")
+    shelf = make_shelf(2 * one.size)
+    inflated = shelf.folder / "inflated" / f"{'0' * 32}.tar"
+    inflated.parent.mkdir()
+    inflated.write_bytes(bytes(one.size))
+    bring(shelf, far, one)
+    with shelf.get(one):
+        assert shelf.reserve(far.put("large.tar", size=11_000)) is Refusal.NO_ROOM
+    assert inflated.exists()
+    bring(shelf, far, two)
+    assert one in shelf
+    assert not inflated.exists()
+
+
 def test_c16_lost_files_stay_open(far, make_shelf, bring):
     """Whoever reads a shard that somebody removes reads on."""
     shelf, source = make_shelf(), far.put("a.tar")

@@ -129,8 +129,6 @@ class Shelf:
             if source in self or any(name == source.name for name, _ in held.parts):
                 return Refusal.THERE
             wanted = held.nbytes + inflated_bytes(self.folder) + source.size - self.budget
-            if wanted > 0:  # copies of what is here or afar, compressed
-                wanted -= drop_inflated(self.folder, wanted)
             if wanted > 0 and not self._evict(source, wanted, names=names, keep=keep):
                 return Refusal.NO_ROOM
             return self._begin(source)
@@ -166,7 +164,10 @@ class Shelf:
     def _evict(
         self, source: Source, wanted: int, *, names: Iterable[str], keep: Collection[str]
     ) -> bool:
-        """Remove shards of `wanted` bytes, or none at all; say which of the two."""
+        """Remove files of `wanted` bytes, or none at all; say which of the two.
+
+        Inflated shards first: they are copies of what is here or afar, compressed.
+        """
         registered = needs.read_all(self.folder, filter(NEED.fullmatch, names))
         order = order_of_eviction(
             self._contents(names).shards,
@@ -174,23 +175,28 @@ class Shelf:
             incoming=source.name,
             keep=keep,
         )
-        leaving: list[tuple[str, Lock]] = []
+        leaving: list[tuple[str, Lock, int]] = []
+        room = 0
         try:
             for one in order:
-                if wanted <= 0:
+                if room >= wanted:
                     break
                 path = str(self.folder / f"{one.name}.shard")
                 with suppress(OSError):
                     lock = lock_now(path)
                     if lock is not None:  # else somebody reads it
-                        leaving.append((path, lock))
-                        wanted -= one.nbytes
-            if wanted > 0:
+                        leaving.append((path, lock, one.nbytes))
+                        room += one.nbytes
+            wanted -= drop_inflated(self.folder, wanted, at_least=wanted - room)
+            if wanted > room:
                 return False
-            for path, _ in leaving:
+            for path, _, nbytes in leaving:
+                if wanted <= 0:
+                    break
                 os.unlink(path)  # noqa: PTH108
+                wanted -= nbytes
         finally:
-            for _, lock in leaving:
+            for _, lock, _ in leaving:
                 lock.close()
         return True
 

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -168,9 +168,12 @@ def inflated_bytes(cache: Path) -> int:
     return sum(_size(path) for path in _files(cache / FOLDER, _TAR, _PART))
 
 
-def drop_inflated(cache: Path, wanted: int) -> int:
-    """Remove inflated shards that nobody reads until `wanted` bytes are free; returns how many."""
-    return drop_unread(_files(cache / FOLDER, _TAR), wanted)
+def drop_inflated(cache: Path, wanted: int, *, at_least: int = 0) -> int:
+    """Remove inflated shards that nobody reads until `wanted` bytes are free; returns how many.
+
+    None at all if that frees fewer than `at_least`.
+    """
+    return drop_unread(_files(cache / FOLDER, _TAR), wanted, at_least=at_least)
 
 
 def _room(cache: Path, wanted: int, *, budget: int) -> int:
@@ -188,22 +191,29 @@ def _room(cache: Path, wanted: int, *, budget: int) -> int:
     return max(0, room)
 
 
-def drop_unread(paths: Iterable[Path], wanted: int | None) -> int:
-    """Remove files that nobody has locked, the longest unused first, until it is enough."""
-    dropped = 0
-    for path in sorted(paths, key=_last_used):
-        if wanted is not None and dropped >= wanted:
-            break
-        with suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
+def drop_unread(paths: Iterable[Path], wanted: int | None, *, at_least: int = 0) -> int:
+    """Remove files that nobody has locked, the longest unused first, until it is enough.
+
+    None at all if all of them have fewer than `at_least` bytes.
+    """
+    leaving: list[tuple[Path, int]] = []
+    found = dropped = 0
+    with ExitStack() as held:
+        for path in sorted(paths, key=_last_used):
+            if wanted is not None and found >= wanted:
+                break
+            with suppress(OSError):
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 status = os.fstat(descriptor)
                 if status.st_nlink:
-                    path.unlink()
-                    dropped += status.st_size
-            finally:
-                os.close(descriptor)
+                    leaving.append((path, status.st_size))
+                    found += status.st_size
+        for path, size in leaving if found >= at_least else ():
+            with suppress(OSError):
+                path.unlink()
+                dropped += size
     return dropped
 
 
