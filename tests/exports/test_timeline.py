@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from collections import defaultdict
 
 import pytest
@@ -100,7 +101,7 @@ def test_trace_shows_loop_stage_and_workers(fake_loader, tmp_path):
     ]
 
 
-def test_a_trace_is_whole_at_any_time(fake_loader, tmp_path):
+def test_a_trace_is_whole_after_each_write(fake_loader, tmp_path):
     """The file can be read before the first batch, between writes, and after the last."""
     path = tmp_path / "trace.json"
     counts = []
@@ -132,6 +133,27 @@ def test_a_trace_ends_after_so_many_batches(fake_loader, tmp_path):
     fake_loader.deliver()
     export.close()
     assert path.read_text() == text
+
+
+def test_a_full_disk_leaves_what_was_written(fake_loader, tmp_path, caplog):
+    """Where a write finds no room the file stays as it was, and says no more."""
+    path = tmp_path / "trace.json"
+    with exports.trace(fake_loader, path) as export:
+        for _ in range(256):
+            fake_loader.deliver()
+        text = path.read_text()
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(text) + 1000, limits[1]))
+        try:
+            for _ in range(256):
+                fake_loader.deliver()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        fake_loader.deliver()
+    assert export.closed
+    assert path.read_text() == text
+    assert json.loads(text)
+    assert "ends here: File too large" in caplog.text
 
 
 def test_a_trace_ends_with_its_loader(fake_loader, tmp_path, leak_gauge):

@@ -1,7 +1,7 @@
 """A trace of every batch for ui.perfetto.dev or chrome://tracing: loop, device stage and workers.
 
-All of it is on one clock, CLOCK_MONOTONIC on Linux, which processes share. The file is whole at any
-time: events are added in front of its last line.
+All of it is on one clock, CLOCK_MONOTONIC on Linux, which processes share. The file is whole after
+each write: events are added in front of its last line. A full disk leaves what it was before.
 """
 
 from __future__ import annotations
@@ -85,12 +85,25 @@ class _Recorder:
             return
         text = ",\n".join(map(json.dumps, self._timeline.events(fresh)))
         try:
-            with self._path.open("r+b") as file:
-                file.seek(-len(_TAIL), os.SEEK_END)
-                file.write(f",\n{text}{_TAIL}".encode())
+            _add(self._path, f",\n{text}{_TAIL}".encode())
         except OSError as error:  # a full disk must not end a training
             self._left = 0
             log.warning("the trace %s ends here: %s", self._path.name, error.strerror or error)
+
+
+def _add(path: Path, data: bytes) -> None:
+    """Put `data`, which ends with the tail, in the place of a file's tail: all of it or nothing."""
+    with path.open("r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        left = memoryview(data)[len(_TAIL) :]
+        try:
+            while left:
+                left = left[file.write(left) :]
+            file.seek(size - len(_TAIL))
+            file.write(data[: len(_TAIL)])  # only now, as this needs no room
+        except BaseException:
+            file.truncate(size)
+            raise
 
 
 class Timeline:
