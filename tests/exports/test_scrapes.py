@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import urllib.request
 from pathlib import Path
 
@@ -99,6 +101,32 @@ def test_a_port_is_served_until_the_end(fake_loader, leak_gauge):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page,
     ):
         assert b'fastfeed_batches_total{loader="loader"} 1.0' in page.read()
+
+
+def test_a_fork_ends_without_the_server(fake_loader, leak_gauge):
+    """A forked copy of the trainer has no thread to wait for; the trainer's server goes on."""
+    with exports.prometheus(fake_loader, port=0) as export:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            export.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not export.closed
+
+
+def test_a_registry_takes_one_export(fake_loader, registry):
+    """Two would give samples with equal labels; once the first is closed there is room again."""
+    other = type(fake_loader)()
+    export = exports.prometheus(fake_loader, registry=registry)
+    for again in (other, {"val": other}):
+        with pytest.raises(OptionError, match="by name"):
+            exports.prometheus(again, registry=registry, port=0)
+    fake_loader.deliver()
+    assert scraped(registry)["fastfeed_batches_total", (("loader", "loader"),)] == 1
+    export.close()
+    with exports.prometheus(other, registry=registry):
+        assert scraped(registry)["fastfeed_batches_total", (("loader", "loader"),)] == 0
 
 
 def test_the_server_ends_with_the_loader(fake_loader, registry, leak_gauge):

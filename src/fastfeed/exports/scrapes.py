@@ -5,6 +5,7 @@ docs/grafana.json is a dashboard over them.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -36,9 +37,9 @@ def prometheus(
 
     Several loaders of a process are given together, by name: `{"train": train, "val": val}`; the
     name is the label `loader`. `address` says who may ask: "0.0.0.0" is everybody that reaches this
-    machine. Without a port the metrics are added to `registry`, or to prometheus_client's own. It
-    needs the package prometheus-client (the extra fastfeed[prometheus]). It ends with the first of
-    the loaders.
+    machine. Without a port the metrics are added to `registry`, or to prometheus_client's own,
+    which takes them once. It needs the package prometheus-client (the extra fastfeed[prometheus]).
+    It ends with the first of the loaders; in a forked child it only lets go of the port.
     """
     try:
         import prometheus_client as client
@@ -55,15 +56,26 @@ def prometheus(
     if port is not None and registry is None:
         registry = client.CollectorRegistry()
     registry = client.REGISTRY if registry is None else registry
-    metrics = _Metrics(loaders)
-    end = [lambda: registry.unregister(metrics)]
-    if port is not None:
-        end.append(_serve(port, address, registry))
-    registry.register(metrics)
+    metrics, pid = _Metrics(loaders), os.getpid()
+    try:
+        registry.register(metrics)
+    except ValueError as error:
+        raise OptionError(
+            "this registry has metrics of fastfeed already",
+            way_out='Give all loaders in one call, by name: {"train": train, "val": val}; or '
+            "another registry; or close the first export",
+        ) from error
+    try:
+        unserve = None if port is None else _serve(port, address, registry)
+    except BaseException:
+        registry.unregister(metrics)
+        raise
 
     def close() -> None:
-        for step in reversed(end):
-            step()
+        if unserve is not None:
+            unserve()
+        if os.getpid() == pid:  # in a fork the registry's lock may be one that nobody opens
+            registry.unregister(metrics)
 
     return Export(next(iter(loaders.values())), close)
 
@@ -79,6 +91,7 @@ def _serve(port: int, address: str, registry: Any) -> Callable[[], None]:
             f"port {port} of {address} cannot be served: {error.strerror or error}",
             way_out="Choose another port; each process of a node needs its own",
         ) from error
+    pid = os.getpid()
 
     def stop() -> None:
         server.shutdown()
@@ -86,7 +99,9 @@ def _serve(port: int, address: str, registry: Any) -> Callable[[], None]:
         thread.join()
 
     def end() -> None:
-        if threading.current_thread() is thread:  # the last reference to a loader went away here
+        if os.getpid() != pid:  # the thread that would end the server stayed behind
+            server.socket.close()
+        elif threading.current_thread() is thread:  # the last reference to a loader went away here
             threading.Thread(target=stop, name="fastfeed-unserve", daemon=True).start()
         else:
             stop()
@@ -100,10 +115,9 @@ class _Metrics:
     def __init__(self, loaders: Mapping[str, Measured]) -> None:
         self._loaders = {name: weakref.ref(loader) for name, loader in loaders.items()}
 
-    @staticmethod
-    def describe() -> list[Any]:
-        """Return nothing: what there is shows with the first batch."""
-        return []
+    def describe(self) -> Iterator[Any]:
+        """Yield what has the names of all metrics, so that a registry takes them once."""
+        return self.collect()
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of all loaders."""
