@@ -507,6 +507,16 @@ def test_inside_of_a_busy_gpu(dram, tensor, words):
     assert ("inside" in text) == words.endswith("inside")
 
 
+def test_one_more_worker_beside_a_step_of_the_host():
+    """Of two cores one is free while the loop waits, though it computes when it has a batch."""
+    slow = on_host(
+        times=times(2, 2, 66, wait=63),
+        feed=process(1, cpu=0.97, busy=0.98),
+        host=replace(HOST, cores=2, loop_cpu=1.0),
+    )
+    assert "num_workers=2" in judge(slow)[0].advice[0]
+
+
 def test_more_workers_only_where_cores_are_free():
     """More workers are advised for as many cores as are free; else less work for a sample."""
     slow = replace(HEALTHY, times=times(50, 51, 120), feed=process(4, cpu=0.93, busy=0.98))
@@ -519,12 +529,20 @@ def test_more_workers_only_where_cores_are_free():
 
 
 def test_advice_of_storage_follows_the_size_of_reads():
-    """Small reads are to become large ones first; large ones are to come from nearer."""
+    """Small reads are to become large ones, large ones come from nearer; others wait together."""
     slow = replace(HEALTHY, times=times(50, 51, 200), feed=process(4, cpu=0.1, busy=0.97))
     assert "near" in judge(slow)[0].advice[0]
     small = replace(slow, feed=replace(slow.feed, bytes_per_read=9000.0))
     assert "larger pieces" in judge(small)[0].advice[0]
     assert "9 KiB a call" in " ".join(judge(small)[0].why)
+    shards = replace(small, feed=replace(small.feed, shards=True))
+    assert "near" in judge(shards)[0].advice[0]
+    unseen = replace(slow, feed=replace(slow.feed, read_per_s=0.0))
+    assert "num_workers=ff.AUTO" in judge(unseen)[0].advice[0]
+    many = replace(unseen, feed=replace(process(16, cpu=0.1, busy=0.97), read_per_s=0.0))
+    assert "near" in judge(many)[0].advice[0]
+    none = on_host(times=times(50, 51, 200), feed=Feed("none", 0, wait_cpu=0.06))
+    assert "Use worker processes" in judge(none)[0].advice[0]
 
 
 def test_advice_of_memory_follows_what_the_loader_holds():

@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _PAGES = 256
-_LATENCY_S, _WORK_S = 0.01, 0.003
+_LATENCY_S, _WORK_S, _RATE = 0.01, 0.003, 20e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,29 +150,34 @@ def waits(seconds: float) -> Callable[[Any], None]:
 
 
 def _far_files(place: Place) -> tuple[Any, Any]:
-    link = place.stack.enter_context(Link(place.photos, latency=_LATENCY_S))
-    return _far(place, FarFiles(place.photos, link.port), seconds=0.0), waits(0.0015)
+    return _far(place, seconds=0.0), waits(0.0015)
 
 
 def _far_files_and_work(place: Place) -> tuple[Any, Any]:
+    return _far(place, seconds=_WORK_S), waits(0.0015)
+
+
+def _far(place: Place, *, seconds: float) -> Any:
     link = place.stack.enter_context(Link(place.photos, latency=_LATENCY_S))
-    files = FarFiles(place.photos, link.port, seconds=_WORK_S)
-    return _far(place, files, seconds=_WORK_S), waits(0.0015)
+    files = FarFiles(place.photos, link.port, seconds=seconds)
+    return ff.DataLoader(files, batch_size=16, num_workers=12 if place.cured else 2)
 
 
-def _far(place: Place, files: Any, *, seconds: float) -> Any:
-    if place.cured:
-        link = place.stack.enter_context(Link(place.shards, latency=_LATENCY_S))
-        folder = place.stack.enter_context(tempfile.TemporaryDirectory())
+def _far_shards(place: Place) -> tuple[Any, Any]:
+    link = place.stack.enter_context(Link(place.shards, rate=_RATE, latency=_LATENCY_S))
+    folder = place.stack.enter_context(tempfile.TemporaryDirectory())
+    cache = ff.Cache(folder) if place.cured else None
+    data = ff.ShardDataset(f"{link.url}/", {"data": ff.Bytes("jpg")}, cache=cache)
+    loader: Any = ff.DataLoader(data, batch_size=16, num_workers=2, collate_fn=_beginnings)
+    if place.cured:  # the first epoch brings the shards
+        deque(loader, maxlen=0)
+    return loader, waits(0.0015)
 
-        def work(sample: dict[str, Any]) -> dict[str, Any]:
-            compute(seconds)
-            return {"data": torch.frombuffer(bytearray(sample["data"][:64]), dtype=torch.uint8)}
 
-        files = ff.ShardDataset(
-            f"{link.url}/", {"data": ff.Bytes("jpg")}, cache=ff.Cache(folder), transform=work
-        )
-    return ff.DataLoader(files, batch_size=16, num_workers=2)
+def _beginnings(samples: list[dict[str, Any]]) -> torch.Tensor:
+    return torch.stack(
+        [torch.frombuffer(bytearray(one["data"][:64]), dtype=torch.uint8) for one in samples]
+    )
 
 
 def _decode_in_loop(place: Place) -> tuple[Any, Any]:
@@ -271,7 +277,8 @@ _PREPROCESSING, _STORAGE, _SMALL = "preprocessing-bound", "storage-bound", "too 
 _LIMIT, _FILE = 560 * _MIB, 400 * _MIB
 
 JOBS: dict[str, Job] = {
-    "slow storage": Job((_STORAGE,), "ShardDataset(cache=", _far_files),
+    "slow storage, files": Job((_STORAGE,), "Have more reads under way", _far_files),
+    "slow storage, shards": Job((_STORAGE,), "ShardDataset(cache=", _far_shards),
     "slow decode, in the loop": Job((_PREPROCESSING,), "num_workers=ff.AUTO", _decode_in_loop),
     "slow decode, one worker": Job((_PREPROCESSING,), "num_workers=2", _decode_by_one),
     "slow decode, whole pictures": Job((_PREPROCESSING,), "ff.Image", _decode_whole),
@@ -282,7 +289,7 @@ JOBS: dict[str, Job] = {
     "too small batches": Job((_SMALL,), "Use larger batches", _small_batches),
     "heavy step": Job(("GPU-bound",), "Make the step itself cheaper", _heavy_step),
     "mixed: storage, then decode": Job(
-        (_STORAGE, _PREPROCESSING), "ShardDataset(cache=", _far_files_and_work
+        (_STORAGE, _PREPROCESSING), "Have more reads under way", _far_files_and_work
     ),
     "mixed: decode, then small batches": Job(
         (_PREPROCESSING, _SMALL), "num_workers=ff.AUTO", _decode_then_small

@@ -71,6 +71,7 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
         bytes_per_read=read / calls if read is not None and calls else None,
         read_per_s=None if read is None else read / seconds,
         steps=steps_of(real),
+        shards=feeder.shards,
         to_device=to_device,
     )
 

@@ -76,6 +76,8 @@ class Feed:
     """Bytes read in a second, from whatever file or pipe."""
     steps: tuple[tuple[str, float], ...] = ()
     """The parts that the steps of the path have in the workers' time, where the loader says so."""
+    shards: bool = False
+    """Whether its samples are those of a `ShardDataset`."""
     to_device: bool = False
     """Whether the loader brings batches to the device itself."""
 

@@ -6,6 +6,7 @@ import multiprocessing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from fastfeed.dataset import ShardDataset
 from fastfeed.errors import OptionError
 from fastfeed.options import AutoWorkers
 
@@ -56,6 +57,11 @@ class Feeder:
         if not self.count:
             return "none"
         return "thread" if getattr(self.loader, "worker_kind", "") == "thread" else "process"
+
+    @property
+    def shards(self) -> bool:
+        """Whether the samples are those of shards."""
+        return isinstance(getattr(self.loader, "dataset", None), ShardDataset)
 
     @property
     def stock(self) -> int:

@@ -10,12 +10,15 @@ from fastfeed.diagnosis.finding import Verdict, gain, percent, stall_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fastfeed.diagnosis.evidence import Evidence
+    from fastfeed.diagnosis.evidence import Evidence, Feed
 
 # A smaller part of the workers' time is what the clocks of wall and CPU differ by.
 _UNSURE: Final = 0.15
 _SMALL_READ: Final = 64 << 10
 _THROTTLED: Final = 0.05
+# Workers that only wait, of which nobody needs more; and the part of a core that one more can use.
+_MANY: Final = 16
+_FREE: Final = 0.5
 # So much of the workers' time makes decoding dear.
 _DECODING: Final = 0.5
 # Workers' pipes alone move this much.
@@ -79,24 +82,37 @@ def _storage(evidence: Evidence, share: float, blocked: float) -> Verdict:
     if host.io_pressure is not None:
         why.append(f"Tasks of the machine waited for disks in {percent(host.io_pressure)} of it.")
     why += _step_words(evidence)
-    larger = "Read larger pieces in sequence: pack the samples with `fastfeed-shard build`."
-    nearer = "Bring the data near: ShardDataset(cache=ff.Cache(folder on a local disk))."
-    small = files and feed.bytes_per_read is not None and feed.bytes_per_read < _SMALL_READ
-    more = (
-        "Have more reads under way: num_workers=ff.AUTO, or more than there are cores, since they "
-        "wait rather than compute."
-    )
     return Verdict(
         name="storage-bound",
         share_of_time_lost=share,
         why=tuple(why),
         advice=(
-            *((larger, nearer) if small else (nearer, larger)),
-            more,
+            *_storage_advice(feed, read=feed.bytes_per_read if files else None),
             "Find the device that is slow: `fastfeed doctor`, checks 7, 8 and 13.",
         ),
         expected_gain=gain(share),
     )
+
+
+def _storage_advice(feed: Feed, *, read: float | None) -> tuple[str, ...]:
+    """Return what helps against waiting, first what helps this loader most for the least work.
+
+    `read` is the size of the reads from files, None where there are none to speak of.
+    """
+    larger = "Read larger pieces in sequence: pack the samples with `fastfeed-shard build`."
+    nearer = "Bring the data near: ShardDataset(cache=ff.Cache(folder on a local disk))."
+    more = (
+        "Have more reads under way: num_workers=ff.AUTO, or more than there are cores, since they "
+        "wait rather than compute."
+    )
+    if feed.kind == "none":
+        more = f"Use worker processes, which wait in the loop's place: num_workers=ff.AUTO, {_MANY}"
+        more += " at the most."
+    if feed.shards or (read is not None and read >= _SMALL_READ):
+        return (nearer, more)
+    if read is not None:
+        return (larger, more, nearer)
+    return (more, nearer, larger) if feed.count < _MANY else (nearer, larger)
 
 
 def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdict:
@@ -104,7 +120,8 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
     used = sum(one.cpu or 0.0 for one in feed.workers) + feed.other_cpu
     queued = sum(one.queued or 0.0 for one in feed.workers) + feed.other_queued
     # Cores that somebody else fills are not free.
-    free = max(0.0, host.cores - used - host.loop_cpu) if queued < used / 2 else 0.0
+    loop = host.loop_cpu * min(1.0, evidence.times.ceiling_s / evidence.times.real_s)
+    free = max(0.0, host.cores - used - loop) if queued < used / 2 else 0.0
     why = [stall_words(evidence)]
     if feed.kind == "none":
         why.append(
@@ -139,8 +156,8 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
             "Use fewer workers, so that the loop keeps a core (num_workers=ff.AUTO).",
             cheaper,
         ]
-    elif free >= 1 and used > 0:
-        wanted = min(ceil(feed.count / max(1 - share, 0.1)), feed.count + int(free))
+    elif free >= _FREE and used > 0:
+        wanted = min(ceil(feed.count / max(1 - share, 0.1)), feed.count + round(free + 0.01))
         most = min(most, free / used)
         advice = [
             f"Use more workers: num_workers={wanted}, or ff.AUTO, which finds how many.",
