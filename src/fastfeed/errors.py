@@ -4,7 +4,8 @@
     ├── OptionError         the call: an argument or a combination of arguments (also a ValueError)
     ├── ShardError          the data: a shard, an index or a manifest is damaged, short or hostile
     │   ├── TarError        the tar structure itself, with the offset in the shard
-    │   ├── IndexMismatchError  the index does not fit its shard, or is damaged
+    │   ├── IndexMismatchError  the index does not fit its shard
+    │   │   └── IndexDamagedError   the index itself is damaged; no `on_error=` skips it
     │   └── ChecksumError   bytes are there, but not the ones that were written
     ├── SampleError         the data: one sample cannot be used
     │   ├── MissingFieldError   the sample lacks a field that was asked for
@@ -101,6 +102,10 @@ class TarError(ShardError):
 
 class IndexMismatchError(ShardError):
     """An index is damaged, or does not belong to the shard beside it."""
+
+
+class IndexDamagedError(IndexMismatchError):
+    """An index is damaged: nothing is known of its samples, and it can be made anew."""
 
 
 class ChecksumError(ShardError):

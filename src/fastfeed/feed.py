@@ -19,7 +19,7 @@ from torch.utils.data import default_collate
 from fastfeed.collating.assemble import Assembly, Left, kept_of
 from fastfeed.decoding.compile import compile_fields, without_normalize
 from fastfeed.decoding.kept import Keeper
-from fastfeed.errors import FastfeedError, SampleError, ShardError, located
+from fastfeed.errors import FastfeedError, IndexDamagedError, SampleError, ShardError, located
 from fastfeed.fields import Bytes
 from fastfeed.options import SUBSTITUTE_TRIES
 from fastfeed.plan import substitute
@@ -139,6 +139,11 @@ class Feed:
                 samples.append(values if transformed else self._assembly.sample(rows, values))
         return samples
 
+    def restart(self, *, told: int | None) -> None:  # noqa: ARG002 - each job says its epoch
+        """Begin an epoch, which may have the number of the one before."""
+        if self._ahead is not None:
+            self._ahead.restart()
+
     def take_report(self) -> FeedReport:
         """Return what happened since the last call: seconds by step, and bad samples."""
         report, self._report = self._report, FeedReport()
@@ -171,6 +176,8 @@ class Feed:
 
         try:
             return read_some(wanted, allocate)
+        except IndexDamagedError:
+            raise
         except ShardError:
             if self._options.on_error == "raise":
                 raise
@@ -178,6 +185,8 @@ class Feed:
         for i in range(len(wanted)):
             try:
                 found.append(read_some(wanted[i : i + 1], lambda n: np.empty(n, dtype=np.uint8)))
+            except IndexDamagedError:
+                raise
             except ShardError as error:
                 found.append(error)
         return found
@@ -292,6 +301,8 @@ class Feed:
                     np.array([other], dtype=np.int64), lambda n: np.empty(n, dtype=np.uint8)
                 )
                 return self._decode(spare, 0, other, epoch, rows)
+            except IndexDamagedError:
+                raise
             except (SampleError, ShardError) as error:
                 self._report.bad.append(BadSample.of(other, error))
                 last = error

@@ -97,6 +97,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             batch = self._make(number, index)
         except StopIteration:
             self._progress.finish(stays=True)
+            self._progress.check_usable(self._num_yielded, self._shards)
             raise
         got = time.perf_counter()
         self._stats.delivered(
@@ -125,6 +126,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             except EmptyBatchError:
                 if self._fetcher is None:
                     raise
+                self._progress.leave_out()
                 number, index = self._progress.next()
             else:
                 break

@@ -264,6 +264,7 @@ class WorkerIterator(_BaseDataLoaderIter):
                 raise error
             if not arrival.empty:
                 return self._deliver(arrival, samples=samples, started=started)
+            self._progress.leave_out()
 
     def _refill(self) -> None:
         """Ask for one more batch, as torch does; or for as many as the workers in use now need."""
@@ -298,6 +299,7 @@ class WorkerIterator(_BaseDataLoaderIter):
                 self._progress.finish(stays=stay, keeps_seed=stay)
                 if not self._persistent_workers:
                     self._close()
+                self._progress.check_usable(self._num_yielded, self._shards)
                 raise StopIteration
             if self._next in self._arrived:
                 number = self._next

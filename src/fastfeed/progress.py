@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.collating.fetch import has_state
+from fastfeed.errors import EmptyBatchError
 from fastfeed.indices import IndexStream, generators_of, put_back, samplers_of, states_of
 from fastfeed.resume import Draws, LoaderState, Place
 
@@ -44,6 +45,7 @@ class Progress:
         self._epoch = epoch if self._resumed is None else self._resumed.epoch
         self._finished = False
         self._keeps_seed = False
+        self._left_out = 0
         self.places: list[Place] | None = None
         """Of each worker, if the data has places of its own."""
         self._last: dict[int, Any] = {}
@@ -88,6 +90,25 @@ class Progress:
         self._stream.deliver(number)
         if self.places is not None:
             self.places[worker] = self.places[worker].after(state)
+
+    def leave_out(self) -> None:
+        """Count a batch that the loop is not given, for all its samples were skipped."""
+        self._left_out += 1
+
+    def check_usable(self, given: int, shards: Any) -> None:
+        """Raise EmptyBatchError at the end of an epoch of which the loop was given nothing.
+
+        `shards` is the data set over shards, if there is one; it knows why.
+        """
+        if given or not self._left_out:
+            return
+        bad = None if shards is None else next(iter(shards.bad_samples), None)
+        why = "" if bad is None else f"; the first one: {bad.message}"
+        raise EmptyBatchError(
+            f"no sample of the epoch could be used: all of its {self._left_out:,} batches were "
+            f"skipped{why}",
+            way_out="Run `fastfeed-shard verify --decode` on the data set",
+        )
 
     @property
     def asks_for_state(self) -> bool:

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from fastfeed.errors import ChecksumError, IndexMismatchError, StorageError
+from fastfeed.errors import ChecksumError, IndexDamagedError, IndexMismatchError, StorageError
 from fastfeed.reading.read import read
 from fastfeed.reading.shards import ShardSet
 from fastfeed.shardfile.index import save_index
@@ -165,6 +165,18 @@ def test_an_index_that_points_outside(folder, read_all, column, value):
         read_all(shards, [1, 2])
     assert (caught.value.key, caught.value.field) == ("k0/0002", "jpg")
     assert len(read_all(shards, [1])) == 1
+
+
+def test_rows_of_zeros_are_a_damaged_index(folder, read_all):
+    """An index that was cut while it was mapped reads as zeros, which no sample has."""
+    path = folder.shard(0)
+    index = folder.index(path)
+    for field in index.fields:
+        index.rows[field][2:4] = 0
+    (folder.path / "s-000.ffx").write_bytes(save_index(index))
+    shards = ShardSet(path)
+    with pytest.raises(IndexDamagedError, match=r"row 2 .* zeros.*fastfeed-shard index"):
+        read_all(shards, [1, 2])
 
 
 def test_a_header_that_points_nowhere_still_gives_an_error(folder, read_all):

@@ -11,7 +11,14 @@ import pytest
 import torch
 
 import fastfeed as ff
-from fastfeed.errors import DecodeError, MissingFieldError, OptionError, ShardError
+from fastfeed.errors import (
+    DecodeError,
+    EmptyBatchError,
+    IndexDamagedError,
+    MissingFieldError,
+    OptionError,
+    ShardError,
+)
 
 
 def shards_of(folder):
@@ -222,6 +229,35 @@ def test_batches_with_nothing_left_are_left_out(damaged, workers, collate_fn):
     loader = ff.DataLoader(data, batch_size=1, num_workers=workers, collate_fn=collate_fn)
     assert len(list(loader)) == 4
     assert loader.snapshot().batches == 4
+
+
+@pytest.mark.parametrize(("workers", "kind"), [(0, "process"), (2, "process"), (2, "thread")])
+def test_an_epoch_without_any_usable_sample_is_an_error(damaged, workers, kind):
+    """Where all is skipped a loop that ends after no batch would look like success."""
+    data = ff.ShardDataset(damaged, {"image": ff.Image("cls")}, on_error="skip")
+    loader = ff.DataLoader(
+        data, batch_size=2, num_workers=workers, worker_kind=kind, persistent_workers=workers > 0
+    )
+    for _ in range(2):
+        with pytest.raises(EmptyBatchError, match=r"all of its 3 batches.*first one: .*verify"):
+            list(loader)
+    subset = torch.utils.data.Subset(data, [0, 1])
+    with pytest.raises(EmptyBatchError, match="all of its 1 batches"):
+        list(ff.DataLoader(subset, batch_size=2, num_workers=workers))
+
+
+@pytest.mark.parametrize("on_error", ["skip", "substitute"])
+def test_a_damaged_index_is_never_skipped(number_shards, on_error):
+    """Its samples are not bad: an index can be made anew."""
+    source = number_shards / "numbers-000000.tar"
+    data = ff.ShardDataset(source, {"number": ff.Int("cls")}, on_error=on_error)
+    index = number_shards / "numbers-000000.ffx"
+    rows = np.load(index, mmap_mode="r+")
+    for name in rows.dtype.names:
+        rows[name][3] = 0
+    rows.flush()
+    with pytest.raises(IndexDamagedError, match="row 3"):
+        list(ff.DataLoader(data, batch_size=4))
 
 
 def test_bad_samples_of_a_subset_are_counted(damaged):

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import xxhash
 
-from fastfeed.errors import ChecksumError, FastfeedError, IndexMismatchError, located
+from fastfeed.errors import (
+    ChecksumError,
+    FastfeedError,
+    IndexDamagedError,
+    IndexMismatchError,
+    located,
+)
 from fastfeed.reading.ranges import merge
 from fastfeed.shardfile.index import MISSING
 
@@ -160,7 +166,7 @@ def _check_bounds(
     present: NDArray[np.bool_],
     fields: Sequence[str],
 ) -> None:
-    """Refuse cells that point outside the shard, before any memory is asked for."""
+    """Refuse cells that point to no data of the shard, before any memory is asked for."""
     end = np.uint64(shards.shard_bytes[shard])
     offsets, sizes = cells[..., _OFFSET], cells[..., _SIZE]
     # A difference that wraps belongs to an offset that is refused by itself.
@@ -174,6 +180,17 @@ def _check_bounds(
             offset=int(offsets[i, j]),
         )
         _raise_of_sample(error, shards, shard, int(rows[i]))
+    # A header comes before all data. Zeros are what is read behind the end of a file that was cut
+    # while it was mapped.
+    blank = present & (offsets == 0)
+    if blank.any():
+        i, j = np.argwhere(blank)[0].tolist()
+        raise IndexDamagedError(
+            f"the index is damaged: row {int(rows[i]):,} is nothing but zeros, as if it was cut",
+            way_out="Run `fastfeed-shard index` on the shard again",
+            shard=shards.shown(shard),
+            field=fields[j],
+        )
 
 
 def _verify(

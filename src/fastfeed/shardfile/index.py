@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import xxhash
 
-from fastfeed.errors import IndexMismatchError, ShardError, StorageError
+from fastfeed.errors import IndexDamagedError, ShardError, StorageError
 from fastfeed.shardfile.names import split_name
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def load_index(path: str | PathLike[str], *, verify: bool = False) -> ShardIndex
 
     The form and the length of the file are always checked, its rows only when they are used; with
     `verify=True` the file's own checksum is compared, which reads all of it. Raises
-    IndexMismatchError for a damaged file and StorageError for one that cannot be read.
+    IndexDamagedError for a damaged file and StorageError for one that cannot be read.
     """
     path = os.fspath(path)
     try:
@@ -165,8 +165,8 @@ def _digest(file: BinaryIO, length: int) -> int:
     return state.intdigest()
 
 
-def _damaged(path: str, why: str) -> IndexMismatchError:
-    return IndexMismatchError(f"the index {path!r} is damaged: {why}", way_out=_WAY_OUT)
+def _damaged(path: str, why: str) -> IndexDamagedError:
+    return IndexDamagedError(f"the index {path!r} is damaged: {why}", way_out=_WAY_OUT)
 
 
 def group(
