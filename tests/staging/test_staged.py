@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import random
 import signal
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -247,21 +249,62 @@ class Passing(Shelf):
         return super().part_path(name)
 
 
-def test_a_shard_left_out_is_not_waited_for(make_shards, far, tmp_path):
+@pytest.fixture
+def make_waiting(make_shards, tmp_path):
+    """Return shards and a follower that waits for them, on a shelf of such a kind."""
+
+    def make(kind):
+        shards = make_shards(4, room=9, window=1)
+        shards.staged.expect([source.url for source in shards.sources])
+        follower = shards.staged._follower
+        follower._waits_from = 0
+        follower._shelf = kind(tmp_path / "cache", 1 << 20)
+        return shards, follower
+
+    return make
+
+
+def test_a_shard_left_out_is_not_waited_for(make_waiting):
     """After as many others as could have been before it, a shard is read from afar."""
-    shards = make_shards(4, room=9, window=1)
-    shards.staged.expect([source.url for source in shards.sources])
-    follower = shards.staged._follower
-    follower._waits_from = 0
-    follower._shelf = shelf = Passing(tmp_path / "cache", 1 << 20)
+    shards, follower = make_waiting(Passing)
+    shelf = follower._shelf
     waits = 0
     for turn in range(40):
         shelf.part = shelf.reserve(shards.sources[turn % 3])
-        waits += follower.wait_for(shards.sources[3])
+        waits += follower.wait_for(shards.sources[3], until=follower.deadline())
     shelf.part.discard()
     assert waits == 17
     shards.sample(35)
     assert shards.staged.counts().far_bytes == 110
+
+
+def test_one_shard_has_one_deadline(make_waiting):
+    """However many others are brought before it, a shard is waited for once as long, not each."""
+    shards, follower = make_waiting(Passing)
+    shelf = follower._shelf
+    shelf.part = shelf.reserve(shards.sources[0])
+    assert follower.wait_for(shards.sources[3], until=follower.deadline())
+    part = shelf.reserve(shards.sources[1])
+    assert not follower.wait_for(shards.sources[3], until=0)
+    assert follower._waits_from == 0  # the next one is waited for
+    part.discard()
+
+
+def test_a_part_that_begins_is_no_dead_one(make_waiting, monkeypatch):
+    """Who meets a part in the instant before its lock waits for it as for any other."""
+    shards, follower = make_waiting(Shelf)
+    part = follower._shelf.reserve(shards.sources[1])
+    descriptor = part._lock.descriptor
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    @contextmanager
+    def alone(folder):
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # its writer was alone, and has it now
+        yield
+
+    monkeypatch.setattr("fastfeed.staging.follower.alone", alone)
+    assert follower.wait_for(shards.sources[1], until=follower.deadline())
+    part.discard()
 
 
 def test_waiting_for_a_stopped_stager_ends(make_shards, far, make_shelf, caplog):
@@ -293,7 +336,7 @@ def test_a_dead_part_is_not_waited_for(make_shards, far):
     follower = shards.staged._follower
     follower._waits_from, follower._place = 0, 0
     (shards.staged._shelf.folder / f"{source.name}.0123456789abcdef.part").touch()
-    assert not follower.wait_for(source)
+    assert not follower.wait_for(source, until=follower.deadline())
     shards.sample(order[1] * 10)
     assert shards.staged.counts().far_bytes == 110
 

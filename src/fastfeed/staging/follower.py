@@ -8,13 +8,14 @@ or one before it, since reading it from afar as well would only take the stager'
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.folder import alone
-from fastfeed.staging.locks import lock_within
+from fastfeed.staging.locks import lock_now, lock_within
 from fastfeed.staging.needs import Need
 from fastfeed.staging.stager import Election, Stager
 
@@ -116,11 +117,15 @@ class Follower:
         if moved or self._turns % _EVERY == 0:
             self._stager.want(self._sources[self._place :])
 
-    def wait_for(self, source: Source) -> bool:
+    def deadline(self) -> float:
+        """Return until when a shard that is asked for now may be waited for."""
+        return time.monotonic() + self._patience
+
+    def wait_for(self, source: Source, *, until: float) -> bool:
         """Wait until a shard was brought or is not going to be; False if there was nothing to do.
 
         After True it may be on the shelf. Each wait is for one part's lock, which ends with its
-        holder.
+        holder. `until` is the `deadline` of the first of them.
         """
         place = self._places.get(source.name)
         if place is None or self._waits_from is None or place < self._waits_from:
@@ -129,27 +134,37 @@ class Follower:
         # One that was left out would be waited for until all after it were there, next epoch's too.
         if len(waited) > max(_WAITS, 2 * self._zone):
             return False
+        seconds = until - time.monotonic()
+        if seconds <= 0:
+            return False
         for name, file in self._shelf.parts():
             # The stager may be behind us: it follows its own process.
             if self._places.get(name, place + 1) <= place:
                 waited.add(file)
-                return self._wait_for_part(self._shelf.part_path(file))
+                path = self._shelf.part_path(file)
+                return self._wait_for_part(path, seconds, after_others=len(waited) > 1)
         # Where the reading enters a window, it may be faster than the stager, which was just told.
-        return self._stager is not None and self._stager.considers(source.name, self._patience)
+        stager = self._stager
+        return stager is not None and stager.considers(source.name, seconds)
 
-    def _wait_for_part(self, path: Path) -> bool:
+    def _wait_for_part(self, path: Path, seconds: float, *, after_others: bool) -> bool:
         try:
-            with lock_within(str(path), seconds=self._patience, shared=True):
+            with lock_within(str(path), seconds=seconds, shared=True):
                 pass
-            # It gets its new name just after its lock is shared, and alone. A part that is there
-            # after that is a dead one's, and nobody will finish it.
+            # It gets its first lock, and its new name, while its writer is alone. So one that is
+            # there and not locked is a dead one's, and nobody will finish it.
             with alone(self._shelf.folder):
-                return not path.exists()
+                lock = lock_now(str(path), shared=True)
+            if lock is None:
+                return True
+            with lock:
+                return lock.is_removed()
         except FileNotFoundError:
             return True  # done between the two looks
         except (OSError, StorageError) as error:
-            self._waits_from = len(self._sources)
-            log.warning("not waiting for staging any more in this epoch: %s", error)
+            if not after_others:  # else shards do come, if too slowly for this one
+                self._waits_from = len(self._sources)
+                log.warning("not waiting for staging any more in this epoch: %s", error)
             return False
 
     def keeps(self, source: Source) -> bool:

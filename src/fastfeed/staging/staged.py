@@ -189,7 +189,8 @@ class Staged:
         self._after_fork()
         file, follower = self._shelf.get(shard.source), self._follower
         if file is None and follower is not None:
-            while file is None and follower.wait_for(shard.source):
+            until = follower.deadline()
+            while file is None and follower.wait_for(shard.source, until=until):
                 file = self._shelf.get(shard.source)
             # It may have come between the look at the shelf and the one at what is under way.
             file = file or self._shelf.get(shard.source)
