@@ -220,6 +220,20 @@ def test_a_stopped_process_is_not_waited_for(descriptor, monkeypatch):
         os.close(end)
 
 
+def test_a_turn_outlasts_other_descriptors(descriptor, tmp_path):
+    """A lock does not fall when its process closes the same file, opened once more."""
+    with alone_in(descriptor) as alone:
+        assert alone
+        os.close(os.open(tmp_path / "kept", os.O_RDWR))
+        pid = os.fork()
+        if not pid:
+            with alone_in(descriptor) as other:
+                os._exit(other)
+        assert os.waitpid(pid, 0)[1] == 0
+    with alone_in(descriptor) as alone:
+        assert alone
+
+
 def test_a_full_disk_ends_the_keeping(descriptor, monkeypatch, caplog):
     """The disk's error is told once and is no error of the job; what was kept is found."""
     file = KeptFile(descriptor)

@@ -128,14 +128,14 @@ class KeptFolder:
                     way_out="Name an empty folder, or one that does not exist yet",
                 )
             descriptor = _open(str(path / FILE), budget, owner)
+            weakref.finalize(self, os.close, descriptor)
+            self.file = KeptFile(descriptor)
+            self.file.add_owner(owner)
         except OSError as error:
             raise StorageError(
                 f"cannot make a decoded cache in {folder!r}: {error.strerror}",
                 way_out="Name a folder on a local disk that may be written to, or a smaller size",
             ) from error
-        weakref.finalize(self, os.close, descriptor)
-        self.file = KeptFile(descriptor)
-        self.file.add_owner(owner)
         self._warn(path, budget)
 
     def _warn(self, path: Path, budget: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
+import struct
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -13,47 +13,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _TRIES: Final = 64
-_BYTES: Final = 64
-"""Of the file, from its beginning, stand for all of it."""
-
-
-class _OfProcess:
-    """The lock of all threads of a process, which may have the same file open more than once."""
-
-    def __init__(self) -> None:
-        self.turn = threading.Lock()
-
-    def renew(self) -> None:
-        """Begin in a forked child: who had the lock stayed behind."""
-        self.turn = threading.Lock()
-
-
-_of_process = _OfProcess()
-os.register_at_fork(after_in_child=_of_process.renew)
+# Type, whence, start, length and process of a `struct flock`. A few bytes from the beginning stand
+# for the whole file.
+_FLOCK: Final = struct.Struct("hhqqi4x")
+_LOCK: Final = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 64, 0)
+_UNLOCK: Final = _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 64, 0)
 
 
 @contextmanager
 def alone_in(descriptor: int) -> Iterator[bool]:
     """Keep others from changing a file, for microseconds; False if that cannot be had soon.
 
-    Nobody waits for a process that was stopped: a sample is rather not kept. The lock is the
-    process's, and ends with it; its threads have one beside it.
+    Nobody waits for a process that was stopped: a sample is rather not kept. The lock is that of a
+    file that is opened for it alone, and ends with it: so it keeps out other threads, and forks,
+    and does not fall when the process closes another descriptor of the file, as its own would.
+    OSError if the file cannot be opened.
     """
-    turn = _of_process.turn
-    for _ in range(_TRIES):
-        if turn.acquire(blocking=False):
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, _BYTES)
-            except OSError:
-                turn.release()
-            else:
-                break
-        time.sleep(0)  # lets others run
-    else:
-        yield False
-        return
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield True
+        yield _locked(own)
     finally:
-        fcntl.lockf(descriptor, fcntl.LOCK_UN, _BYTES)
-        turn.release()
+        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _UNLOCK)  # a fork may have got a copy of it
+        os.close(own)
+
+
+def _locked(descriptor: int) -> bool:
+    for _ in range(_TRIES):
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK)
+        except OSError:
+            time.sleep(0)  # lets others run
+        else:
+            return True
+    return False
