@@ -8,15 +8,17 @@ decides what is made of them, so other data or another description is another ke
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 import xxhash
 
-from fastfeed.decoding import pillow
+from fastfeed.decoding import pillow, turbojpeg
 from fastfeed.decoding.jpeg_header import is_jpeg
 from fastfeed.decoding.picture import (
     Part,
@@ -58,15 +60,6 @@ class Recipe:
     decoders: Sequence[str]
 
 
-class _Met(NamedTuple):
-    """One look for something kept, in seconds."""
-
-    found: bool
-    made_s: float
-    """Until the decoded sample was there, either way."""
-    keeping_s: float
-
-
 def recipe_of(
     field: Image | Mask, transforms: Sequence[Transform], decoders: Sequence[str]
 ) -> Recipe:
@@ -78,8 +71,18 @@ def recipe_of(
     about = [__version__, pillow.version(), type(field).__name__, field.exif, field.max_pixels]
     if not isinstance(field, Mask):
         about += [field.mode, field.dtype, field.truncated, tuple(decoders)]
+        about += [turbojpeg.version(), _simplejpeg_version()]
+        # What resizes: its results are not the same on all processors either.
+        about += [torch.__version__, torch.backends.cpu.get_cpu_capability()]
     about.append(plain if settled else "whole")
     return Recipe(xxhash.xxh3_64_intdigest(repr(about).encode()), settled, decoders)
+
+
+def _simplejpeg_version() -> str:
+    try:
+        return metadata.version("simplejpeg")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 class Keeper:
@@ -90,7 +93,8 @@ class Keeper:
 
     def __init__(self, file: KeptFile) -> None:
         self._file = file
-        self._met: deque[_Met] = deque()
+        self._counting = threading.Lock()
+        self._facts = DecodedFacts()
         self._unpacking = xxhash.xxh3_64_intdigest(b"unpacked")
 
     def part(
@@ -113,8 +117,13 @@ class Keeper:
             _, height, width = entry.about
             part = _result(entry.array, window_of(height, width))
         else:
-            part = cut(entry.array, entry.about[0], window_of)
-        self._note(started)
+            orientation, *picture = entry.about
+            if _in_parts(data, window_of(*picture)):  # another output's, which is larger
+                part = decode_part(data, field, window_of, recipe.decoders)
+                self._count(misses=1, miss_s=time.perf_counter() - started)
+                return part
+            part = cut(entry.array, orientation, window_of)
+        self._count(hits=1, hit_s=time.perf_counter() - started)
         return part
 
     def _settled(
@@ -137,7 +146,7 @@ class Keeper:
         shape = (*part.window.shape, part.pixels.shape[2])
         window = drawn[0]
         if not self._file.has_room(int(np.prod(shape)) * part.pixels.itemsize):
-            self._note(started, found=False)
+            self._count(misses=1, miss_s=time.perf_counter() - started)
             return part._replace(window=window)
         result = np.empty(shape, part.pixels.dtype)
         finish(part, result)
@@ -160,10 +169,8 @@ class Keeper:
         def all_of_it(height: int, width: int) -> Window:
             nonlocal whole
             window = window_of(height, width)
-            # Of a JPEG much larger than its result only a part is decoded, and at a lower size.
-            whole = self._file.has_room(height * width * channels) and not (
-                is_jpeg(data) and may_shrink((height, width), window.size)
-            )
+            room = self._file.has_room(height * width * channels)
+            whole = room and not _in_parts(data, window)
             return _all(height, width) if whole else window
 
         try:
@@ -174,7 +181,7 @@ class Keeper:
             whole = False  # it may be bad outside of the window, where nobody would have looked
             part = decode_part(data, field, window_of, recipe.decoders)
         if not whole:
-            self._note(started, found=False)
+            self._count(misses=1, miss_s=time.perf_counter() - started)
             return part
         self._keep(key, part.pixels, (part.orientation, *part.window.picture), started)
         return cut(part.pixels, part.orientation, window_of)
@@ -193,7 +200,7 @@ class Keeper:
         started = time.perf_counter()
         entry = self._file.get(key, _memory)
         if entry is not None:
-            self._note(started)
+            self._count(hits=1, hit_s=time.perf_counter() - started)
             return entry.array
         array = make()
         if array.nbytes < _WORTH_KEEPING:
@@ -206,27 +213,25 @@ class Keeper:
     ) -> None:
         made = time.perf_counter()
         self._file.put(key, array, about)
-        self._met.append(_Met(False, made - started, time.perf_counter() - made))
+        self._count(misses=1, miss_s=made - started, keeping_s=time.perf_counter() - made)
 
-    def _note(self, started: float, *, found: bool = True) -> None:
-        self._met.append(_Met(found, time.perf_counter() - started, 0.0))
+    def _count(self, **facts: Any) -> None:
+        with self._counting:
+            self._facts = self._facts.plus(DecodedFacts(**facts))
 
     def take_facts(self) -> DecodedFacts:
         """Return what was found and decoded since the last call."""
-        met = []
-        while self._met:
-            met.append(self._met.popleft())
-        hits = [one for one in met if one.found]
-        misses = [one for one in met if not one.found]
-        return DecodedFacts(
-            hits=len(hits),
-            misses=len(misses),
-            hit_s=sum(one.made_s for one in hits),
-            miss_s=sum(one.made_s for one in misses),
-            keeping_s=sum(one.keeping_s for one in misses),
-            kept_nbytes=self._file.nbytes,
-            budget_nbytes=self._file.budget,
-        )
+        with self._counting:
+            facts, self._facts = self._facts, DecodedFacts()
+        return replace(facts, kept_nbytes=self._file.nbytes, budget_nbytes=self._file.budget)
+
+
+def _in_parts(data: memoryview, window: Window) -> bool:
+    """Say whether of a picture only a part is decoded, perhaps at a lower size.
+
+    That gives other pixels than all of it does, so such a window neither keeps nor uses the whole.
+    """
+    return is_jpeg(data) and may_shrink(window.picture, window.size)
 
 
 def _memory(nbytes: int) -> NDArray[np.uint8]:

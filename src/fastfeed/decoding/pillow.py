@@ -22,6 +22,9 @@ _FORMATS = (
     "PCX", "SGI", "QOI", "DDS", "MPO",
 )  # fmt: skip
 
+# Their names in Pillow; what unpacks PNG gives the same in any version.
+_LIBRARIES = ("jpg", "libjpeg_turbo", "jpg_2000", "libtiff", "webp", "avif")
+
 Mode = Literal["RGB", "RGBA", "L", "index"]
 
 
@@ -47,8 +50,13 @@ def _pillow() -> Any:
 
 
 def version() -> str:
-    """Return which Pillow it is: another one may decode otherwise."""
-    return str(_pillow().__version__)
+    """Return which Pillow it is, with which libraries: others may decode otherwise."""
+    found = [str(_pillow().__version__)]
+    from PIL import features
+
+    known = {*features.codecs, *features.modules, *features.features}
+    found += [f"{name} {features.version(name)}" for name in _LIBRARIES if name in known]
+    return ", ".join(found)
 
 
 def open_picture(data: memoryview, *, max_pixels: int) -> Image:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import os
 import threading
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import xxhash
 
 from fastfeed.errors import DecodeError
 
@@ -46,6 +50,15 @@ class _Region(ctypes.Structure):
 
 class _Factor(ctypes.Structure):
     _fields_ = [("num", ctypes.c_int), ("denom", ctypes.c_int)]
+
+
+class _Symbol(ctypes.Structure):
+    _fields_ = [
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    ]
 
 
 class Header(NamedTuple):
@@ -96,6 +109,20 @@ def shared_library() -> Any | None:
             continue
         return found
     return None
+
+
+def version() -> str:
+    """Return a digest of the library's file, as it does not say its version; "" without one."""
+    library = shared_library()
+    if library is None:
+        return ""
+    found = _Symbol()
+    ctypes.CDLL(None).dladdr(ctypes.cast(library.tj3Init, ctypes.c_void_p), ctypes.byref(found))
+    path = Path(os.fsdecode(found.file))
+    try:
+        return xxhash.xxh3_64_hexdigest(path.read_bytes())
+    except OSError:  # it was deleted, or renewed by half
+        return str(path)
 
 
 class _Handle:
