@@ -167,6 +167,25 @@ def test_a_shard_that_fails_is_left_out(far, make_shelf, make_stager, break_down
     assert sources[1] in shelf
 
 
+@pytest.mark.parametrize("verb", ["open", "read"])
+def test_a_library_that_raises_its_own_errors(far, make_shelf, make_stager, verb, caplog):
+    """What is no error of ours ends no thread: it is told, and the other shards come."""
+    sources = [far.put(f"{n}.tar") for n in range(3)]
+
+    def hook(done, name):
+        if (done, name) == (verb, "0.tar"):
+            raise ValueError("no such bucket")
+
+    far.hook = hook
+    shelf = make_shelf()
+    stager = make_stager(shelf, threads=1)
+    stager.want(sources)
+    wait_until_idle(stager)
+    assert [source in shelf for source in sources] == [False, True, True]
+    assert caplog.text.count("ValueError: no such bucket") == 1
+    assert len(names(shelf)) == 2
+
+
 def test_a_shard_of_another_size_is_left_out(far, make_shelf, make_stager, caplog):
     """What is far away is not what the manifest says: it is not staged, and the message says so."""
     source = far.put("a.tar")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from fastfeed.errors import FastfeedError, StorageError
 from fastfeed.staging.locks import lock_now
 from fastfeed.staging.shelf import Refusal
-from fastfeed.staging.transfer import PIECE, Transfer, make_buffer
+from fastfeed.staging.transfer import PIECE, Transfer, make_buffer, ours
 from fastfeed.storage.answers import Facts
 from fastfeed.storage.remote import RemoteFile
 from fastfeed.storage.urls import shown
@@ -238,9 +238,9 @@ class Stager:
                 elif not isinstance(reserved, Refusal):
                     try:
                         remote = open_checked(source, self._open)
-                    except FastfeedError as error:
+                    except Exception as error:  # noqa: BLE001 - the thread brings other shards
                         reserved.discard()
-                        self._fail(source, error)
+                        self._fail(source, ours(error, source))
                         continue
                     except BaseException:
                         reserved.discard()

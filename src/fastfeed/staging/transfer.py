@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import mmap
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import FastfeedError, StorageError
+from fastfeed.storage.urls import shown
 
 if TYPE_CHECKING:
     from fastfeed.staging.shelf import Reservation
+    from fastfeed.staging.source import Source
     from fastfeed.storage.open import Storage
 
 PIECE = 4 << 20
@@ -23,6 +24,13 @@ def make_buffer(size: int) -> memoryview:
     An allocator would keep it: once for each thread that ever brought shards.
     """
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def ours(error: Exception, source: Source) -> FastfeedError:
+    """Return an error as one of ours; what else a library raises is its storage's failure."""
+    if isinstance(error, FastfeedError):
+        return error
+    return StorageError(f"{type(error).__name__}: {error}", shard=shown(source.url))
 
 
 class Transfer:
@@ -61,11 +69,11 @@ class Transfer:
                 self._remote.read_into(offset, view)
                 self._reservation.write(offset, view)
             error = None
-        except FastfeedError as failed:
-            error = failed
         except OSError as failed:
             path = str(self._reservation.path)
             error = StorageError(f"cannot write {path!r}: {failed.strerror}")
+        except Exception as failed:  # noqa: BLE001 - the thread brings other shards
+            error = ours(failed, self.source)
         finally:
             ended = self._done(error)
         return ended
@@ -86,12 +94,10 @@ class Transfer:
             self._under_way -= 1
             if self._under_way or self._next < self._end:
                 return False
-        with ExitStack() as stack:
-            stack.enter_context(self._remote)
-            stack.enter_context(self._reservation)
-            if self.error is None:
-                try:
+        try:
+            with self._remote, self._reservation:
+                if self.error is None:
                     self._reservation.publish()
-                except FastfeedError as failed:
-                    self.error = failed
+        except Exception as failed:  # noqa: BLE001 - the thread brings other shards
+            self.error = ours(failed, self.source)
         return True
