@@ -101,6 +101,7 @@ def test_what_is_under_way_is_said_by_any_process(make_staged, make_shelf, far):
     """Shards that somebody copies to the folder are counted until they are there."""
     sources = [far.put(f"{n}.tar") for n in range(2)]
     staged, shelf = make_staged(sources), make_shelf()
+    (shelf.folder / f"{sources[0].name}.0123456789abcdef.part").touch()  # a dead process's
     said = [staged.under_way()]
     parts = [shelf.reserve(source) for source in sources]
     said.append(staged.under_way())

@@ -147,6 +147,18 @@ class Shelf:
         found = ((PART.fullmatch(name), name) for name in names_in(self.folder))
         return [(match[1], name) for match, name in found if match]
 
+    def under_way(self) -> list[int]:
+        """Return the size of each shard that somebody brings now."""
+        sizes = []
+        for name, file in self.parts():
+            with suppress(OSError):
+                lock = lock_now(str(self.part_path(file)), shared=True)
+                if lock is None:
+                    sizes.append(int(name.rpartition("-")[2]))
+                else:  # its writer is dead, or has just ended
+                    lock.close()
+        return sizes
+
     def _path(self, source: Source) -> Path:
         return self.folder / f"{source.name}.shard"
 

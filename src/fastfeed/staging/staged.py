@@ -163,11 +163,11 @@ class Staged:
     def under_way(self) -> str:
         """Say to a person which shards are being copied to the folder, by any process."""
         try:
-            parts = self._shelf.contents().parts
+            sizes = self._shelf.under_way()
         except StorageError:  # whoever reads meets it too
             return ""
-        shards = "a shard" if len(parts) == 1 else f"{len(parts)} shards"
-        return f", staging {shards} ({sum(n for _, n in parts) / 1e9:.1f} GB)" if parts else ""
+        shards = "a shard" if len(sizes) == 1 else f"{len(sizes)} shards"
+        return f", staging {shards} ({sum(sizes) / 1e9:.1f} GB)" if sizes else ""
 
     def close(self) -> None:
         """End the threads of this process and let go of what it holds; it may begin anew."""
