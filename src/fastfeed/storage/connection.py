@@ -58,9 +58,17 @@ def locate(url: str, options: Mapping[str, Any] | None) -> tuple[Place, str]:
             f"{shown(url)!r}: {scheme}:// is no storage that fsspec knows",
             way_out="Write a path or a URL of s3, gs, az, https, hf or file",
         ) from error
-    own = {} if scheme in {"http", "https"} else kind._get_kwargs_from_urls(url)  # noqa: SLF001
-    path = kind._strip_protocol(url)  # noqa: SLF001 - how fsspec's own front splits a URL
-    return Place(scheme, {**own, **(options or {})}), path
+    try:
+        own = {} if scheme in {"http", "https"} else kind._get_kwargs_from_urls(url)  # noqa: SLF001
+        path = kind._strip_protocol(url)  # noqa: SLF001 - how fsspec's own front splits a URL
+    except Exception as error:  # noqa: BLE001 - each library has its own
+        fact = fault_of(error, secrets=secrets_in(url, options)).fact
+    else:
+        return Place(scheme, {**own, **(options or {})}), path
+    raise OptionError(
+        f"{shown(url)!r} is no URL that the file system of {scheme}:// takes: {fact}",
+        way_out="Check its host and its path",
+    )
 
 
 def _class_of(scheme: str) -> Any:

@@ -135,7 +135,12 @@ def read_if_there(
 def local_path(url: str) -> str:
     """Return the path that a path or `file://` URL means on this machine."""
     if scheme_of(url) == "file":
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:
+            raise OptionError(
+                f"{url!r} is no URL: {error}", way_out="Write file:///path"
+            ) from error
         if parts.netloc not in {"", "localhost"}:
             raise OptionError(f"{url!r} names another machine", way_out="Write file:///path")
         return unquote(parts.path)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, unquote_plus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,13 +16,47 @@ _HTTP = frozenset(("http", "https"))
 _OPEN = frozenset(
     ("endpoint_url", "region_name", "account_name", "project", "cache_regions", "version_aware")
 )
-# Parameters that sign a request: they change from one day to the next, and the object does not.
-_SIGNING = re.compile(
-    r"(x-(amz|goog|ms)-.*|signature|sig|s[eprtv]|st|spr|token|expires|policy|key-pair-id"
-    r"|awsaccesskeyid|googleaccessid)",
-    re.IGNORECASE,
+# What signs a request changes from one day to the next, and the object does not. Any of these names
+# may choose an object elsewhere: they are of a signature only where all of a scheme's marks are.
+_AMZ = "algorithm content-sha256 credential date expires security-token signature signedheaders"
+_GOOG = "algorithm credential date expires signature signedheaders"
+_SAS = "saoid scid sdd se si sig sip skoid sks skt sktid ske skv sp spr sr srt ss st suoid sv"
+_SIGNED = tuple(
+    (frozenset(marks.split()), frozenset(names.split()))
+    for marks, names in (
+        ("x-amz-signature", " ".join(f"x-amz-{name}" for name in _AMZ.split())),
+        ("x-goog-signature", " ".join(f"x-goog-{name}" for name in _GOOG.split())),
+        ("sig sv", _SAS),  # Azure
+        ("signature awsaccesskeyid", "signature awsaccesskeyid expires x-amz-security-token"),
+        ("signature googleaccessid", "signature googleaccessid expires"),
+        ("signature key-pair-id", "signature key-pair-id expires policy"),  # CloudFront
+    )
 )
 _HIDDEN = "***"
+
+
+class _Parts(NamedTuple):
+    """What a URL consists of; a fragment of http is left out, for no server is told it."""
+
+    scheme: str
+    user: str
+    """With the password."""
+    host: str
+    path: str
+    """With the slash that it begins with. In the key of an object `#` is a letter like others."""
+    query: str
+
+
+def _parts_of(url: str) -> _Parts:
+    """Split a URL, whatever it is; nothing that is wrong with it is an error here."""
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    if scheme in _HTTP:
+        rest = rest.partition("#")[0]
+    rest, _, query = rest.partition("?")
+    netloc, slash, path = rest.partition("/")
+    user, _, host = netloc.rpartition("@")
+    return _Parts(scheme, user, host, slash + path, query)
 
 
 def scheme_of(url: str) -> str | None:
@@ -40,14 +74,10 @@ def shown(url: str) -> str:
     """Return a URL for a message or a log: no password, and no query, for it may be signed."""
     if not is_remote(url):
         return url
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return f"{scheme_of(url)}://{_HIDDEN}"
-    user, at, host = parts.netloc.rpartition("@")
-    netloc = f"{_HIDDEN}@{host}" if at and user else host
-    query = _HIDDEN if parts.query else ""
-    return urlunsplit((parts.scheme, netloc, parts.path, query, ""))
+    parts = _parts_of(url)
+    user = f"{_HIDDEN}@" if parts.user else ""
+    query = f"?{_HIDDEN}" if parts.query else ""
+    return f"{parts.scheme}://{user}{parts.host}{parts.path}{query}"
 
 
 def scrubbed(text: str, secrets: tuple[str, ...] = ()) -> str:
@@ -60,9 +90,10 @@ def scrubbed(text: str, secrets: tuple[str, ...] = ()) -> str:
 def secrets_in(url: str, options: object) -> tuple[str, ...]:
     """Return the texts in a URL and in the options of its file system that must not be shown."""
     found = set(_texts(options))
-    parts = urlsplit(url)
+    parts = _parts_of(url)
     found.update(value for _, value in parse_qsl(parts.query))
-    found.update(filter(None, (parts.password, unquote(parts.password or ""))))
+    password = parts.user.partition(":")[2]
+    found.update((password, unquote(password)))
     found.update([piece for text in found for piece in text.split() if len(piece) > 7])
     # A short value such as "us" or "1" is no secret, and would tear holes into every message.
     return tuple(sorted((text for text in found if len(text) > 3), key=len, reverse=True))
@@ -103,13 +134,24 @@ def join(folder: str, name: str) -> str:
 
 
 def unsigned(url: str) -> str:
-    """Return a URL without what changes from one signature of the same object to the next."""
-    parts = urlsplit(url)
-    query = urlencode(
-        [pair for pair in parse_qsl(parts.query, True) if not _SIGNING.fullmatch(pair[0])]
-    )
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit((parts.scheme.lower(), host, parts.path, query, ""))
+    """Return a URL without what changes from one signature of the same object to the next.
+
+    It names what is kept of an object, and may hold secrets: for digests, never to be shown.
+    """
+    parts = _parts_of(url)
+    if parts.scheme not in _HTTP:
+        # A container of Azure stands where others have a user; a query is part of the key.
+        user = parts.user.partition(":")[0]
+        query = f"?{parts.query}" if parts.query else ""
+        return f"{parts.scheme}://{user}{'@' if user else ''}{parts.host}{parts.path}{query}"
+    pairs = [
+        (unquote_plus(pair.partition("=")[0]).lower(), pair)
+        for pair in filter(None, parts.query.split("&"))
+    ]
+    names = {name for name, _ in pairs}
+    signing = {name for marks, of_scheme in _SIGNED if marks <= names for name in of_scheme}
+    query = "&".join(pair for name, pair in pairs if name not in signing)
+    return f"{parts.scheme}://{parts.host}{parts.path}{'?' if query else ''}{query}"
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -119,5 +161,5 @@ def _split(url: str) -> tuple[str, str]:
     """
     if scheme_of(url) not in _HTTP:
         return url, ""
-    path, mark, query = url.partition("?")
+    path, mark, query = url.partition("#")[0].partition("?")
     return path, mark + query
