@@ -32,6 +32,7 @@ from fastfeed.plan import Blocks, Plan
 from fastfeed.policy import BadSamples, FeedReport, check_on_error
 from fastfeed.readahead import InOrder, ReadAhead
 from fastfeed.reading.shards import ShardSet
+from fastfeed.reading.sources import items_of
 from fastfeed.sampler import ShardSampler
 from fastfeed.staging.staged import Staged
 from fastfeed.storage.urls import is_remote
@@ -313,6 +314,5 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
 def _folders(source: str | Path | Sequence[str | Path]) -> list[str]:
     """Return the folders of this machine that a source names, each with a slash at its end."""
-    items = [source] if isinstance(source, str | os.PathLike) else list(source)
-    local = (os.fspath(item) for item in items if not is_remote(os.fspath(item)))
+    local = (os.fspath(item) for item in items_of(source) if not is_remote(os.fspath(item)))
     return [f"{item if Path(item).is_dir() else Path(item).parent}/" for item in local]

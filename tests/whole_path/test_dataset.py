@@ -18,7 +18,10 @@ from fastfeed.errors import (
     MissingFieldError,
     OptionError,
     ShardError,
+    StorageError,
 )
+from fastfeed_shard.reindex import index_shards
+from fastfeed_shard.verify import verify_shards
 
 
 def shards_of(folder):
@@ -244,6 +247,30 @@ def test_an_epoch_without_any_usable_sample_is_an_error(damaged, workers, kind):
     subset = torch.utils.data.Subset(data, [0, 1])
     with pytest.raises(EmptyBatchError, match="all of its 1 batches"):
         list(ff.DataLoader(subset, batch_size=2, num_workers=workers))
+
+
+def test_what_exists_is_no_pattern(number_shards):
+    """A folder or shard with braces in its name is read by that name; a Path is never a pattern."""
+    folder = number_shards / "a {1..3}::b"
+    folder.mkdir()
+    shard = (number_shards / "numbers-000003.tar").rename(folder / "{0..9}.tar")
+    fields = {"number": ff.Int("cls")}
+    for source in (shard, str(shard), [str(shard)]):
+        assert int(ff.ShardDataset(source, fields)[0]["number"]) == 30
+    index_shards([str(folder)], jobs=1, progress=lambda _: None)
+    for source in (folder, str(folder)):
+        assert len(ff.ShardDataset(source, fields)) == 10
+    found = verify_shards(str(folder), jobs=1, decode=False, needed=(), progress=lambda _: None)
+    assert (found.samples, found.problems) == (10, ())
+    with pytest.raises(StorageError):
+        ff.ShardDataset(number_shards / "numbers-{000000..000002}.tar")
+
+
+@pytest.mark.parametrize("source", [None, 5, b"a.tar", [None], [["a.tar"]]])
+def test_what_names_no_shard_is_refused(source):
+    """The error says what may be named."""
+    with pytest.raises(OptionError, match=r"names no shard.*Name a folder"):
+        ff.ShardDataset(source)
 
 
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import OptionError
 from fastfeed.shardfile.manifest import Manifest, ShardEntry, load_manifest
@@ -18,7 +19,6 @@ from fastfeed.storage.urls import base_name, is_remote, join, parent, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
 MANIFEST_LIMIT = 256 << 20
 """Bytes of one document of a manifest, at most: ten times what a full chunk of shards takes."""
@@ -52,16 +52,16 @@ def list_shards(
 ) -> Listing:
     """Resolve a source: a folder with a manifest, a path, a pattern of shards, or a list of these.
 
-    Each may be a URL; `storage_options` go to its file system. Where shards are named one by one,
-    a manifest in their folder is believed on those that it lists. Raises OptionError if the source
+    A text that is a path of this machine is taken as it stands, a `pathlib.Path` always is. Each
+    may be a URL; `storage_options` go to its file system. Where shards are named one by one, a
+    manifest in their folder is believed on those that it lists. Raises OptionError if the source
     names no shard, ShardError for a damaged manifest, StorageError if it cannot be read.
     """
-    items = [source] if isinstance(source, str | os.PathLike) else list(source)
     manifests = _Manifests(storage_options)
     paths: list[str] = []
     entries: list[ShardEntry | None] = []
     counts: Counter[str] | None = Counter()
-    for item in (os.fspath(item) for item in items):
+    for item in items_of(source):
         if (folder := _folder_of_manifest(item)) is not None:
             manifest = manifests.require(folder)
             paths += (_within(folder, shard.name) for shard in manifest.shards)
@@ -69,7 +69,7 @@ def list_shards(
             if counts is not None:
                 counts.update(manifest.fields)
         else:
-            names = expand(item)
+            names = names_of(item)
             paths += names
             entries += map(manifests.entry, names)
             counts = None
@@ -78,10 +78,40 @@ def list_shards(
     return Listing(tuple(paths), tuple(entries), manifests.fields(), counts)
 
 
-def _folder_of_manifest(item: str) -> str | None:
+def items_of(source: object) -> list[str | os.PathLike[str]]:
+    """Return what a source lists, or itself; OptionError if that cannot name shards."""
+    if isinstance(source, str | os.PathLike):
+        return [source]
+    items: list[Any] = list(source) if isinstance(source, Iterable) else [source]
+    for item in items:
+        if not isinstance(item, str | os.PathLike):
+            raise OptionError(
+                f"{item!r} names no shard",
+                way_out="Name a folder, a tar, a pattern such as train-{000000..000146}.tar, or a "
+                "list of these",
+            )
+    return items
+
+
+def is_pattern(source: str | os.PathLike[str]) -> bool:
+    """Say whether a source is a pattern of shards; what exists under that very name is none."""
+    if not isinstance(source, str):
+        return False
+    if not ("{" in source or "::" in source or source.startswith("pipe:")):
+        return False
+    return is_remote(source) or not os.path.exists(local_path(source))  # noqa: PTH110
+
+
+def names_of(source: str | os.PathLike[str]) -> list[str]:
+    """Return the names that a pattern stands for, or the source itself if it is none."""
+    return expand(os.fspath(source)) if is_pattern(source) else [os.fspath(source)]
+
+
+def _folder_of_manifest(source: str | os.PathLike[str]) -> str | None:
     """Return the folder whose manifest an item stands for; None if it names shards."""
-    if "{" in item or "::" in item or item.startswith("pipe:"):
+    if is_pattern(source):
         return None
+    item = os.fspath(source)
     if is_remote(item):
         # Storage of objects knows no folders, so the name must tell.
         name = base_name(item)

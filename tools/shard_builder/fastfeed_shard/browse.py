@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
-from fastfeed.reading.sources import list_shards
+from fastfeed.reading.sources import is_pattern, list_shards
 from fastfeed.shardfile.index import MISSING, ShardIndex, group
 from fastfeed.shardfile.names import MANIFEST_NAME, split_name
 from fastfeed.shardfile.tar import walk
@@ -46,8 +46,7 @@ def find_shards(dest: str) -> list[str]:
         from fastfeed_shard.sources import shards_of
 
         return shards_of(dest)
-    one = "{" not in dest and "::" not in dest and not dest.startswith("pipe:")
-    folder = Path(local_path(dest)) if one else None
+    folder = None if is_pattern(dest) else Path(local_path(dest))
     if folder is None or not folder.is_dir() or (folder / MANIFEST_NAME).exists():
         return list(list_shards(dest).paths)
     paths = tars_in(folder)

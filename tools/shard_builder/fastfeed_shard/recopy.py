@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
+from fastfeed.reading.sources import is_pattern
 from fastfeed.storage.open import local_path, read_if_there
 from fastfeed.storage.urls import is_remote, shown
 from fastfeed_shard.build import CLASSES_NAME, stored_name
@@ -95,7 +96,7 @@ def classes_of(sources: Sequence[str]) -> tuple[list[str] | None, bool]:
 
 def refuse_inside(src: str, dest: str) -> None:
     """Refuse a destination inside of the source, where both are folders of this machine."""
-    if is_remote(src) or is_remote(dest) or "{" in src or "::" in src:
+    if is_remote(src) or is_remote(dest) or is_pattern(src):
         inside = is_remote(dest) and dest.rstrip("/") == src.rstrip("/")
     else:
         inside = Path(local_path(dest)).resolve().is_relative_to(Path(local_path(src)).resolve())

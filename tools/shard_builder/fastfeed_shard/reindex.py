@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
+from fastfeed.reading.sources import names_of
 from fastfeed.shardfile.index import save_index
 from fastfeed.shardfile.manifest import Manifest, save_manifest
 from fastfeed.shardfile.names import MANIFEST_NAME, index_name
-from fastfeed.shardfile.patterns import expand
 from fastfeed.storage.local import write_whole
 from fastfeed.storage.open import local_path
 from fastfeed_shard.browse import tars_in
@@ -41,7 +41,7 @@ def index_shards(
                 raise OptionError(f"the folder {source!r} holds no shards", way_out="Name another")
             paths += found
         else:
-            paths += expand(source)
+            paths += names_of(source)
     paths = list(dict.fromkeys(paths))
     _refuse_stale_manifest(paths, folders)
 

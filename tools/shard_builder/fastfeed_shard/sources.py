@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastfeed.errors import OptionError
-from fastfeed.reading.sources import list_shards
+from fastfeed.reading.sources import is_pattern, list_shards, names_of
 from fastfeed.shardfile.names import MANIFEST_NAME
-from fastfeed.shardfile.patterns import expand
 from fastfeed.storage.open import local_path
 from fastfeed.storage.urls import base_name, is_remote, scheme_of, shown
 from fastfeed_shard.arguments import KINDS
@@ -60,8 +59,8 @@ def shards_of(src: str) -> list[str]:
     """Return the shards that a source stands for, compressed ones too."""
     if _is_manifest(src):
         return list(list_shards(src).paths)
-    if _is_pattern(src) or _is_file(src):
-        return expand(src)
+    if is_pattern(src) or _is_file(src):
+        return names_of(src)
     names = _names(src)
     if MANIFEST_NAME in names:
         return list(list_shards(src).paths)
@@ -92,8 +91,8 @@ def importer_of(src: str, kind: str) -> Importer:
 
 
 def _files_of(src: str, kind: str) -> list[str]:
-    if _is_pattern(src) or _is_file(src):
-        return expand(src)
+    if is_pattern(src) or _is_file(src):
+        return names_of(src)
     names = _names(src)
     found = [name for name in names if _ENDS[kind].fullmatch(name.rpartition("/")[2])]
     if not found:
@@ -103,8 +102,8 @@ def _files_of(src: str, kind: str) -> list[str]:
 
 def _names(src: str) -> list[str]:
     """Return the names below a folder, sorted, hidden ones left out; or those of the files."""
-    if _is_pattern(src) or _is_file(src):
-        return [name.rpartition("/")[2] for name in expand(src)]
+    if is_pattern(src) or _is_file(src):
+        return [name.rpartition("/")[2] for name in names_of(src)]
     if scheme_of(src) in {"http", "https"}:
         # They tell nobody what lies in a folder; these files can be asked for by name.
         names = [name for name in (*_SIGNS, _SPLITS) if is_there(join(src, name))]
@@ -122,15 +121,11 @@ def _names(src: str) -> list[str]:
 
 def is_folder(src: str) -> bool:
     """Say whether a source is a folder, as far as its name tells for one that is remote."""
-    return not (_is_pattern(src) or _is_file(src) or _is_manifest(src))
+    return not (is_pattern(src) or _is_file(src) or _is_manifest(src))
 
 
 def _is_manifest(src: str) -> bool:
     return (base_name(src) if is_remote(src) else Path(src).name) == MANIFEST_NAME
-
-
-def _is_pattern(src: str) -> bool:
-    return "{" in src or "::" in src or src.startswith("pipe:")
 
 
 def _is_file(src: str) -> bool:

@@ -120,7 +120,7 @@ def _against_folder(folder: Path, entries: Sequence[ShardEntry]) -> Iterator[str
     for path in sorted((*folder.rglob("*.tar"), *folder.rglob("*.tar.zst"))):
         name = path.relative_to(folder).as_posix()
         if name not in listed and not path.name.startswith("."):
-            way_out = f"Remove it, or run `fastfeed-shard index {folder}`"
+            way_out = f"If it belongs to the data set, run `fastfeed-shard index {folder}`"
             fact = "this shard is not in the manifest"
             yield str(ShardError(fact, way_out=way_out, shard=name))
     wids = folder / WIDS_NAME
