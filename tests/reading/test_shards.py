@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import signal
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -260,3 +263,27 @@ def test_pickled_and_forked(folder, three, read_all):
 def test_advise(folder, three):
     """The hint to read ahead is harmless."""
     ShardSet(folder.path).advise(0)
+
+
+def test_a_fork_does_not_wait_for_the_readers_of_remote_shards(folder, leak_gauge):
+    """A forked copy ends though a thread was at them; and they end with the shards."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/far/s-000.tar", folder.shard(0).read_bytes())
+    shards = ShardSet("memory://far/s-000.tar")
+    readers = shards.far_readers()
+    assert readers.submit(int).result() == 0
+    with readers._shutdown_lock:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            del readers, shards
+            gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    threads = list(readers._threads)
+    del readers, shards
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    memory.rm("/far", recursive=True)

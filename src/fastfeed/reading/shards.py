@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -285,7 +284,6 @@ class ShardSet:
             return None
         if self._readers is None or self._readers_pid != os.getpid():  # a fork has no threads
             self._readers, self._readers_pid = ThreadPoolExecutor(_FAR, "fastfeed-far"), os.getpid()
-            weakref.finalize(self, self._readers.shutdown, wait=False)
         return self._readers
 
     def _frames_of_process(self) -> FrameCache:
