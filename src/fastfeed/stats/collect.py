@@ -35,7 +35,7 @@ class Observer(Protocol):
 
 
 class Stats:
-    """Counts one loader's deliveries; written by the consumer's thread only, read by any."""
+    """Counts one loader's deliveries; written by one thread at a time, read by any."""
 
     def __init__(self) -> None:
         # Replaced together and never changed but for appending, so that who looks from another
