@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import tarfile
@@ -90,6 +91,21 @@ def test_c16_what_is_read_stays(far, make_shelf, bring):
     assert shelf.reserve(far.put("4.tar"), keep={three.name}) is Refusal.NO_ROOM
     assert first.read_at(0, first.size) == far.content(one)
     first.close()
+
+
+def test_too_many_open_files_are_no_missing_shard(far, make_shelf, bring, monkeypatch):
+    """A process that may open no more files is told so, and does not read past its cache."""
+    shelf, source = make_shelf(), far.put("a.tar")
+    bring(shelf, far, source)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", lambda *_: raise_too_many())
+        with pytest.raises(StorageError, match=r"Too many open files. Raise the limit"):
+            shelf.get(source)
+    shelf.get(source).close()
+
+
+def raise_too_many():
+    raise OSError(errno.EMFILE, "Too many open files")
 
 
 def test_inflated_shards_go_first_or_not_in_vain(far, make_shelf, bring):

@@ -493,6 +493,21 @@ def test_what_is_held_is_let_go(make_shards, settle, make_shelf):
         assert sum(shard._file is not None for shard in shards.open) <= 4
 
 
+def test_few_files_are_held_however_many_shards_a_window_has(make_shards, settle, monkeypatch):
+    """Windows of more shards than may be open keep those used last, and read all from the shelf."""
+    monkeypatch.setattr("fastfeed.staging.staged._HELD", 3)
+    shards = make_shards(8, room=8, window=8)
+    shards.staged.expect([source.url for source in shards.sources])
+    shards.staged.reached(0, window=8, zone=8)
+    settle(shards.staged)
+    for index in range(0, 80, 5):
+        shards.sample(index)
+        assert sum(shard._file is not None for shard in shards.open) <= 3
+    assert shards.open[7].is_near
+    assert shards.staged.counts().far_bytes == 0
+    shards.staged.close()
+
+
 def test_other_shards_are_still_advised(make_shards, far):
     """Without a cache folder reading ahead is as it was; remote shards are not opened for it."""
     shards = make_shards(4, room=9)

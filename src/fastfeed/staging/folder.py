@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from contextlib import contextmanager, suppress
@@ -114,3 +115,18 @@ def sweep(folder: Path) -> list[str]:
             with lock:
                 os.unlink(path)  # noqa: PTH108
     return rest
+
+
+def take_room(descriptor: int, size: int) -> None:
+    """Give a new file its size, and the disk's room for it where the file system can."""
+    if not size:
+        return
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
+                raise
+        else:
+            return
+    os.ftruncate(descriptor, size)

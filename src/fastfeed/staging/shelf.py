@@ -25,7 +25,17 @@ from fastfeed.errors import StorageError
 from fastfeed.staging import needs
 from fastfeed.staging.check import check_content
 from fastfeed.staging.eviction import Kept, next_uses, order_of_eviction
-from fastfeed.staging.folder import NEED, PART, PATIENCE_S, SHARD, alone, claim, names_in, sweep
+from fastfeed.staging.folder import (
+    NEED,
+    PART,
+    PATIENCE_S,
+    SHARD,
+    alone,
+    claim,
+    names_in,
+    sweep,
+    take_room,
+)
 from fastfeed.staging.locks import Lock, lock_now, lock_within
 from fastfeed.storage.inflated import drop_inflated, inflated_bytes
 from fastfeed.storage.local import LocalFile
@@ -40,6 +50,7 @@ if TYPE_CHECKING:
 
 # A full disk, a full quota, and a file system on which nothing may be written.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG))
+_TOO_MANY = frozenset((errno.EMFILE, errno.ENFILE))
 
 
 class StagedFile(LocalFile):
@@ -93,11 +104,17 @@ class Shelf:
             sweep(self.folder)
 
     def get(self, source: Source) -> StagedFile | None:
-        """Open a shard that is on the shelf; None if it is not. Takes no lock on the shelf."""
+        """Open a shard that is on the shelf; None if it is not. Takes no lock on the shelf.
+
+        Raises StorageError if no more files can be opened: it may well be there.
+        """
         path = str(self._path(source))
         try:
             file = StagedFile(path, shown=path)
-        except StorageError:
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _TOO_MANY:
+                error.way_out = "Raise the limit of open files (`ulimit -n`)"
+                raise
             return None
         if file.is_removed():
             return None
@@ -219,7 +236,7 @@ class Shelf:
             lock = lock_within(str(path), seconds=PATIENCE_S, create=True)
             reservation = Reservation(self, source, path, lock)
             try:
-                _take(lock.descriptor, source.size)
+                take_room(lock.descriptor, source.size)
             except BaseException:
                 reservation.discard()
                 raise
@@ -228,20 +245,6 @@ class Shelf:
                 return Refusal.DISK_FULL
             raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error
         return reservation
-
-
-def _take(descriptor: int, size: int) -> None:
-    if not size:
-        return
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL}:
-                raise
-        else:
-            return
-    os.ftruncate(descriptor, size)
 
 
 class Reservation:

@@ -40,8 +40,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fastfeed")
 
+_HELD = 128
+"""Shards held open by a process; each takes a descriptor. Its zone alone protects the others."""
 _LOOSE = 4
-"""Shards held open by a process that follows no plan: what is held cannot be evicted."""
+"""The same for a process that follows no plan: what is held cannot be evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,8 @@ class Staged:
             with self._lock:
                 self._held[shard.source.name] = shard
                 self._held.move_to_end(shard.source.name)
-                follows = self._follower is not None
-                while len(self._held) > _LOOSE and not follows:
+                most = _LOOSE if self._follower is None else _HELD
+                while len(self._held) > most:
                     self._held.popitem(last=False)[1].let_go()
         return file
 
