@@ -10,6 +10,8 @@ import random
 import re
 import signal
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,8 @@ from fastfeed.staging.folder import MARKER
 from fastfeed.staging.shelf import Refusal, Shelf
 from fastfeed.staging.source import Source
 from fastfeed.staging.staged import Staged
+from fastfeed.storage import inflated as module
+from fastfeed.storage import turns
 from fastfeed.storage.compressed import wrap
 from fastfeed.storage.inflated import FOLDER, InflatedFile, inflated_bytes
 from fastfeed.storage.local import LocalFile
@@ -193,6 +197,66 @@ def test_killed_at_any_instant(shards, tmp_path, turn):
             assert file.read_at(0, SIZE + 1) == content(number)
         assert inflated_bytes(cache) <= budget
     assert all(re.fullmatch(r"[0-9a-f]{32}\.tar", name) for name in there(cache))
+
+
+def test_one_of_those_who_need_a_shard_inflates_it(shards, tmp_path, monkeypatch):
+    """The others wait, and read the same file: no copy lies beside it, named or not."""
+    cache, begun, waiting = tmp_path / "cache", [], threading.Event()
+    work, sleep = module.inflate, turns.time.sleep
+
+    def slow(*arguments, **options):
+        begun.append(threading.get_ident())
+        assert waiting.wait(10)
+        yield from work(*arguments, **options)
+
+    def noted(seconds):
+        waiting.set()
+        sleep(seconds / 10)
+
+    monkeypatch.setattr(module, "inflate", slow)
+    monkeypatch.setattr(turns.time, "sleep", noted)
+    with ThreadPoolExecutor(4) as pool:
+        opened = list(pool.map(lambda _: inflated(shards[0], cache, 2 * SIZE), range(4)))
+    assert len(begun) == 1
+    assert len({os.fstat(file.descriptor).st_ino for file in opened}) == 1
+    assert all(os.fstat(file.descriptor).st_nlink == 1 for file in opened)
+    for file in opened:
+        assert file.read_at(0, SIZE) == content(0)
+        file.close()
+    assert len(there(cache)) == 1
+
+
+def test_who_inflates_and_hangs_is_not_waited_for_without_end(shards, tmp_path, monkeypatch):
+    """A part that is locked and does not grow is left to its writer, and the shard comes anyway."""
+    cache = tmp_path / "cache"
+    inflated(shards[0], cache, 3 * SIZE).close()
+    (name,) = there(cache)
+    part = cache / FOLDER / f".{name}.{'0' * 16}.tmp"
+    (cache / FOLDER / name).rename(part)
+    monkeypatch.setattr(turns, "_HANGS_S", 0.0)
+    with part.open("r+b") as hanging:
+        fcntl.flock(hanging, fcntl.LOCK_EX)
+        with inflated(shards[0], cache, 3 * SIZE) as file:
+            assert file.read_at(0, SIZE) == content(0)
+        assert there(cache) == [part.name, name]
+        assert os.fstat(hanging.fileno()).st_size == SIZE
+    inflated(shards[1], cache, 3 * SIZE).close()
+    assert not part.exists()
+
+
+def test_what_a_killed_writer_left_is_written_anew(shards, tmp_path):
+    """Its lock ended with it, and nothing of a longer part stays in the file."""
+    cache = tmp_path / "cache"
+    inflated(shards[0], cache, 3 * SIZE).close()
+    (name,) = there(cache)
+    (cache / FOLDER / name).unlink()
+    part = cache / FOLDER / f".{name}.{'0' * 16}.tmp"
+    part.write_bytes(bytes(2 * SIZE))
+    with turns.turn_for(cache / FOLDER / name) as (file, path):
+        assert path == part
+        assert os.fstat(file.fileno()).st_size == 0
+    with inflated(shards[0], cache, 3 * SIZE) as file:
+        assert file.size == SIZE
 
 
 def test_damaged_shards_evict_nothing_for_ever(shards, tmp_path):

@@ -11,9 +11,9 @@ import fcntl
 import logging
 import os
 import re
-import secrets
 import shutil
-from contextlib import ExitStack, contextmanager, suppress
+import time
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final
 
 import xxhash
@@ -22,12 +22,12 @@ from fastfeed.errors import StorageError
 from fastfeed.storage.local import LocalFile
 from fastfeed.storage.open import local_path
 from fastfeed.storage.streams import inflate
+from fastfeed.storage.turns import LOOK_S, is_there, turn_for
 from fastfeed.storage.urls import is_remote, shown, unsigned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
-    from typing import BinaryIO
 
     from fastfeed.storage.open import Storage
 
@@ -75,20 +75,14 @@ def open_inflated(
         final = cache / FOLDER / f"{_identity(storage, name)}.tar"
     except OSError as error:
         raise StorageError(f"cannot open {shown(name)!r}: {error.strerror}") from error
-    if final.exists():
-        with suppress(StorageError):
-            file = InflatedFile(str(final), shown=shown(name))
-            with suppress(OSError):
-                os.utime(final)  # who was used last stays longest
-            return file
-    log.warning(
-        "%s is compressed without a table of its frames: it is inflated once, to %s. "
-        "`fastfeed-shard convert` makes a shard that is read where it lies",
-        shown(name),
-        final,
-    )
     try:
-        return _publish(storage, final, name=shown(name), kind=kind, budget=budget)
+        for _ in range(_TRIES):
+            file = _opened(final, name=shown(name)) or _publish(
+                storage, final, name=shown(name), kind=kind, budget=budget
+            )
+            if file is not None:
+                return file
+        return InflatedFile(str(final), shown=shown(name))  # which says why it cannot be opened
     except OSError as error:
         raise StorageError(
             f"cannot inflate {shown(name)!r} to {str(final)!r}: {error.strerror}",
@@ -109,12 +103,39 @@ def _identity(storage: Storage, name: str) -> str:
     return state.hexdigest()
 
 
-def _publish(storage: Storage, final: Path, *, name: str, kind: str, budget: int) -> InflatedFile:
-    """Inflate a shard under a temporary name, then give it its own, and open it."""
+def _opened(final: Path, *, name: str) -> InflatedFile | None:
+    """Open an inflated shard; None if it is not there, or about to leave."""
+    if not is_there(final):
+        return None
+    try:
+        file = InflatedFile(str(final), shown=name)
+    except StorageError:
+        time.sleep(LOOK_S)
+        return None
+    with suppress(OSError):
+        os.utime(final)  # who was used last stays longest
+    return file
+
+
+def _publish(
+    storage: Storage, final: Path, *, name: str, kind: str, budget: int
+) -> InflatedFile | None:
+    """Inflate a shard under a temporary name, then give it its own, and open it.
+
+    None if another has done so meanwhile.
+    """
     final.parent.mkdir(parents=True, exist_ok=True)
     _sweep(final.parent)
     written = limit = 0
-    with _temporary(final) as file:
+    with turn_for(final) as (file, path):
+        if file is None:
+            return None
+        log.warning(
+            "%s is compressed without a table of its frames: it is inflated once, to %s. "
+            "`fastfeed-shard convert` makes a shard that is read where it lies",
+            name,
+            final,
+        )
         for piece in inflate(storage.read_at, storage.size, kind=kind, shard=name):
             if written + len(piece) > limit:
                 file.flush()
@@ -131,28 +152,13 @@ def _publish(storage: Storage, final: Path, *, name: str, kind: str, budget: int
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())
-        # Readers may lock it together with us from the moment it has its name.
+        if is_there(final):
+            return None  # another did not wait for us, and its file is read already
+        path.rename(final)
+        # Only now: a lock that becomes shared is nobody's for a moment, in which another who waits
+        # would have taken the part for one that was left behind.
         fcntl.flock(file, fcntl.LOCK_SH)
-        os.rename(file.name, final)  # noqa: PTH104 - the name of an open file
-        return InflatedFile(str(final), shown=name)
-
-
-@contextmanager
-def _temporary(final: Path) -> Iterator[BinaryIO]:
-    """Give a new file to write, which is gone at the end unless it was renamed."""
-    for _ in range(_TRIES):
-        path = final.with_name(f".{final.name}.{secrets.token_hex(8)}.tmp")
-        try:
-            with path.open("xb") as file:
-                # A lock says that its writer lives, however that ends.
-                fcntl.flock(file, fcntl.LOCK_EX)
-                if os.fstat(file.fileno()).st_nlink == 0:
-                    continue  # swept before it was locked
-                yield file
-                return
-        finally:
-            path.unlink(missing_ok=True)
-    raise StorageError(f"cannot keep a temporary file in {str(final.parent)!r}")
+        return _opened(final, name=name)
 
 
 def _sweep(folder: Path) -> None:
