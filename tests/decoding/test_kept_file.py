@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -257,3 +258,17 @@ def test_owners_are_few(descriptor):
     for number in [*range(1, 50), 7]:
         file.add_owner(number)
     assert file.owners() == frozenset(range(1, 33))
+
+
+def test_without_locks_nothing_is_kept(descriptor, monkeypatch, caplog, leak_gauge):
+    """A system that has no such locks is told of once, and the job goes on."""
+
+    def none(*_):
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(fcntl, "fcntl", none)
+    file = KeptFile(descriptor)
+    with caplog.at_level(logging.WARNING, "fastfeed"):
+        assert not file.put(key(1), array(1))
+        assert not file.put(key(2), array(2))
+    assert caplog.text.count("takes no more: Invalid argument") == 1

@@ -27,13 +27,16 @@ def alone_in(descriptor: int) -> Iterator[bool]:
     Nobody waits for a process that was stopped: a sample is rather not kept. The lock is that of a
     file that is opened for it alone, and ends with it: so it keeps out other threads, and forks,
     and does not fall when the process closes another descriptor of the file, as its own would.
-    OSError if the file cannot be opened.
+    OSError if the file cannot be opened or the system has no such locks.
     """
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
     try:
-        yield _locked(own)
+        alone = _locked(own)
+        try:
+            yield alone
+        finally:
+            fcntl.fcntl(own, fcntl.F_OFD_SETLK, _UNLOCK)  # a fork may have got a copy of it
     finally:
-        fcntl.fcntl(own, fcntl.F_OFD_SETLK, _UNLOCK)  # a fork may have got a copy of it
         os.close(own)
 
 
@@ -41,7 +44,7 @@ def _locked(descriptor: int) -> bool:
     for _ in range(_TRIES):
         try:
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK)
-        except OSError:
+        except (BlockingIOError, PermissionError):  # either says that another has it
             time.sleep(0)  # lets others run
         else:
             return True
