@@ -8,7 +8,7 @@ import pickle
 import random
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from fastfeed.staging.folder import MARKER
 from fastfeed.staging.shelf import Shelf
 from fastfeed.staging.source import Source
 from fastfeed.staging.staged import Staged
+from fastfeed.staging.stager import THREADS, Stager
 
 
 def names(folder):
@@ -149,6 +150,67 @@ def test_staging_begins_when_the_first_batch_has_arrived(make_shards, far):
             ahead.follow(shards.order(0)[8:16], 0)
         assert shards.staged._follower._stager is not None
         ahead.close()
+
+
+class Reader:
+    """A thread's own, as it names itself to what all of them share."""
+
+
+def test_threads_share_one_stager(make_shards, monkeypatch):
+    """Threads that come to the first batch together start one stager, and tell one need."""
+    shards = make_shards(4, room=9)
+    together = threading.Barrier(2)
+
+    class Slow(Stager):
+        def __init__(self, *given):
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.1)
+            super().__init__(*given)
+
+    monkeypatch.setattr("fastfeed.staging.follower.Stager", Slow)
+    before = set(threading.enumerate())
+    readers = [Reader() for _ in range(3)]
+
+    def begin(reader):
+        shards.staged.expect([source.url for source in shards.sources], user=reader)
+        shards.staged.reached(0, window=1, zone=2, user=reader)
+
+    threads = [threading.Thread(target=begin, args=(reader,)) for reader in readers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ours = set(threading.enumerate()) - before
+    assert sum(one.name.startswith("fastfeed-stage") for one in ours) == THREADS
+    folder = shards.staged._shelf.folder
+    assert sum(name.endswith(".need") for name in names(folder)) == 1
+    for reader in readers:
+        assert shards.staged._follower is not None  # it ends with the last of them
+        shards.staged.close(user=reader)
+    assert not any(one.is_alive() for one in ours)
+    assert all(name.endswith(".shard") for name in names(folder))
+
+
+def test_threads_of_two_epochs(make_shards):
+    """The first thread in an epoch begins it; one that lags behind does not move it back."""
+    shards = make_shards(4, room=9)
+    first, second = Reader(), Reader()
+    urls = [source.url for source in shards.sources] * 2
+    staged = shards.staged
+    for reader in (first, second):
+        staged.expect(urls, user=reader)
+        staged.reached(2, window=1, zone=1, user=reader)
+    follower = staged._follower
+    assert follower._place == 2
+    staged.expect(urls, user=first)
+    staged.reached(0, window=1, zone=1, user=first)
+    staged.reached(3, window=1, zone=1, user=second)
+    assert follower._place == 0
+    staged.expect(urls, user=second)
+    assert follower._place == 0
+    staged.reached(1, window=1, zone=1, user=second)
+    assert follower._place == 1
+    staged.close()
 
 
 def test_a_data_set_that_nobody_closes_stops_bringing(make_shards, far):

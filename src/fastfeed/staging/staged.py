@@ -88,13 +88,19 @@ class Staged:
 
     def _begin(self) -> None:
         """Begin in a process of its own: nothing that is open or running is shared."""
-        self._pid = os.getpid()
         self._follower: Follower | None = None
         self._end: weakref.finalize[..., Staged] | None = None
         self._staged_before: list[int] = []
         self._held: OrderedDict[str, StagedShard] = OrderedDict()
         self._lock = threading.Lock()
+        # Held while the follower is told, or changes. Whoever is collected meanwhile may close us.
+        self._telling = threading.RLock()
+        self._urls: Sequence[str] = ()
+        self._users: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+        """Threads' readers that share the follower, each with the number of the order it is in."""
+        self._order = 0
         self._local_bytes = self._far_bytes = 0
+        self._pid = os.getpid()  # last: others may come meanwhile
 
     @property
     def place(self) -> tuple[Path, int]:
@@ -126,36 +132,59 @@ class Staged:
             self._sources[url] = self._describe(url)
         return self._sources[url]
 
-    def expect(self, urls: Sequence[str]) -> None:
-        """Begin an epoch of this process: its shards in order, then those of the next epoch."""
-        self._after_fork()
-        found = [self._source(url) if is_remote(url) else None for url in urls]
-        # How many of those before each place are staged: the others do not count.
-        self._staged_before = [0, *accumulate(source is not None for source in found)]
-        if self._follower is None:
-            self._follower = Follower(self._shelf, self._opener)
-            # A data set that nobody closes ends with its last reference, and its stager with it.
-            self._end = weakref.finalize(self, _end_in, os.getpid(), self._follower)
-        self._follower.expect([source for source in found if source is not None])
+    def expect(self, urls: Sequence[str], *, user: object | None = None) -> None:
+        """Begin an epoch of this process: its shards in order, then those of the next epoch.
 
-    def reached(self, place: int, *, window: int, zone: int) -> None:
-        """Say before each batch where the reading is: all before `place` is done.
-
-        `window` shards from there are being read, and `zone` shards, these included, come soon.
+        Threads with a reader each name it as the `user`; the first to come to an epoch begins it.
         """
         self._after_fork()
-        if self._follower is None:
-            return
-        before = self._staged_before
-        here = before[place]
-        window, zone = before[place + window] - here, before[place + zone] - here
-        moved = self._follower.reached(here, window=window, zone=zone)
-        if moved:
-            with self._lock:
-                for name, shard in list(self._held.items()):
-                    if not self._follower.keeps(shard.source):
-                        self._held.pop(name).let_go()
-        self._follower.go_on(moved=moved)
+        found = [self._source(url) if is_remote(url) else None for url in urls]
+        with self._telling:
+            if self._joins(user, urls):
+                return
+            self._urls = urls
+            # How many of those before each place are staged: the others do not count.
+            self._staged_before = [0, *accumulate(source is not None for source in found)]
+            if self._follower is None:
+                self._follower = Follower(self._shelf, self._opener)
+                # A data set that nobody closes ends with its last reference, its stager with it.
+                self._end = weakref.finalize(self, _end_in, os.getpid(), self._follower)
+            self._follower.expect([source for source in found if source is not None])
+
+    def _joins(self, user: object | None, urls: Sequence[str]) -> bool:
+        """Note in which order a user is; True if that is the one that others are in."""
+        # Whoever has been in it begins the next one, which is the same where nothing is shuffled.
+        joins = urls == self._urls and self._order in self._users.values()
+        joins = joins and user is not None and self._at(user) != self._order
+        self._order += not joins
+        if user is not None:
+            self._users[user] = self._order
+        return joins
+
+    def _at(self, user: object | None) -> int | None:
+        return self._order if user is None else self._users.get(user)
+
+    def reached(self, place: int, *, window: int, zone: int, user: object | None = None) -> None:
+        """Say before each batch where the reading is: all before `place` is done.
+
+        `window` shards from there are being read, and `zone` shards, these included, come soon. Of
+        a user that is in an epoch from which others have gone on, nothing is taken.
+        """
+        self._after_fork()
+        with self._telling:
+            follower = self._follower
+            if follower is None or self._at(user) != self._order:
+                return
+            before = self._staged_before
+            here = before[place]
+            window, zone = before[place + window] - here, before[place + zone] - here
+            moved = follower.reached(here, window=window, zone=zone)
+            if moved:
+                with self._lock:
+                    for name, shard in list(self._held.items()):
+                        if not follower.keeps(shard.source):
+                            self._held.pop(name).let_go()
+            follower.go_on(moved=moved)
 
     def counts(self) -> Counts:
         """Return what this process has read and brought so far."""
@@ -171,14 +200,25 @@ class Staged:
         shards = "a shard" if len(sizes) == 1 else f"{len(sizes)} shards"
         return f", staging {shards} ({sum(sizes) / 1e9:.1f} GB)" if sizes else ""
 
-    def close(self) -> None:
-        """End the threads of this process and let go of what it holds; it may begin anew."""
+    def close(self, *, user: object | None = None) -> None:
+        """End the threads of this process and let go of what it holds; it may begin anew.
+
+        For a `user` only once no other one is left.
+        """
         self._after_fork()
-        follower, self._follower = self._follower, None
+        with self._telling:
+            if user is None:
+                self._users.clear()
+            else:
+                self._users.pop(user, None)
+            if self._users:
+                return
+            follower, self._follower = self._follower, None
+            end, self._end = self._end, None
+        if end is not None:
+            end.detach()
         if follower is not None:
             follower.close()
-        if self._end is not None:
-            self._end.detach()
         with self._lock:
             for shard in self._held.values():
                 shard.let_go()
@@ -229,7 +269,7 @@ class Staged:
             self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_follower", "_end", "_held", "_lock", "_looking"}
+        own = {"_follower", "_end", "_held", "_lock", "_telling", "_users", "_looking"}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
