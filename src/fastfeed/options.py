@@ -75,8 +75,10 @@ class Cache:
     size: int | str = CACHE_SIZE
 
     def __post_init__(self) -> None:
-        if not os.fspath(self.folder):
-            raise OptionError("the cache folder has no name", way_out="Name one on a local disk")
+        if not isinstance(self.folder, str | os.PathLike) or not os.fspath(self.folder):
+            raise OptionError(
+                f"folder={self.folder!r} names no folder", way_out="Name one on a local disk"
+            )
         _ = self.nbytes  # an error belongs to the call that made it
 
     @property
@@ -98,8 +100,11 @@ class DecodedCache:
     folder: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is not None and not os.fspath(self.folder):
-            raise OptionError("the folder of the decoded cache has no name")
+        named = isinstance(self.folder, str | os.PathLike) and os.fspath(self.folder)
+        if self.folder is not None and not named:
+            raise OptionError(
+                f"folder={self.folder!r} names no folder", way_out="Name one on a local disk"
+            )
         if self.nbytes < _LEAST_DECODED:
             raise OptionError(f"size={self.size!r} is too small for a decoded cache")
 

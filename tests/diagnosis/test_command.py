@@ -106,11 +106,11 @@ def test_command_refuses(folder, capfd):
     """Wrong calls are exit code 2 with one line that says what is wrong."""
     assert main(["diagnose", "job_of_a_test:absent"]) == 2
     assert "has no function" in capfd.readouterr().err
-    for wrong in (["--price", "nan"], ["--seconds", "0"], ["--seconds", "inf"]):
+    for wrong in (["--price", "nan"], ["--price", "x"], ["--seconds", "0"], ["--seconds", "inf"]):
         with pytest.raises(SystemExit) as caught:
             main(["diagnose", "job_of_a_test:make", *wrong])
         assert caught.value.code == 2
-    capfd.readouterr()
+        assert f"{wrong[1]!r} is not a " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [{"price": -1.0}, {"seconds": 0.0}, {"seconds": float("nan")}])

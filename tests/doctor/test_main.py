@@ -128,7 +128,9 @@ def test_calls_that_are_not_right(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert end.value.code == 2
-    assert "usage: fastfeed" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "usage: fastfeed" in said
+    assert "invalid _" not in said
 
 
 @pytest.mark.parametrize(

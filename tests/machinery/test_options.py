@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from fastfeed.errors import OptionError
-from fastfeed.options import AUTO, AutoWorkers, parse_size, resolve_workers
+from fastfeed.options import AUTO, AutoWorkers, Cache, DecodedCache, parse_size, resolve_workers
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,16 @@ def test_wrong_sizes_name_the_option(text):
     """Anything else names the option and the way out."""
     with pytest.raises(OptionError, match="shard_size"):
         parse_size(text, name="shard_size")
+
+
+@pytest.mark.parametrize("folder", [None, 5, ""])
+def test_caches_need_a_folder_with_a_name(folder):
+    """What names no folder is refused where it is written."""
+    with pytest.raises(OptionError, match="names no folder"):
+        Cache(folder)
+    if folder is not None:  # then it is memory
+        with pytest.raises(OptionError, match="names no folder"):
+            DecodedCache("1GB", folder)
 
 
 def test_auto_is_an_int_of_at_least_one_worker():

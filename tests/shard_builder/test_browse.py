@@ -71,6 +71,7 @@ def test_disk_full_leaves_no_half_file(dataset, tmp_path, run, contents_of, monk
     monkeypatch.undo()
     assert code == 1
     assert "cat/000.json" in err
+    assert "Make room" in err
     assert "cat/000.json" not in contents_of(tmp_path / "x")
 
 
@@ -165,7 +166,7 @@ def test_usage(capsys):
         with pytest.raises(SystemExit) as ended:
             main(["verify", "x", "--jobs", jobs])
         assert ended.value.code == 2
-    capsys.readouterr()
+        assert f"{jobs!r} is not a whole number from 1 up" in capsys.readouterr().err
 
 
 def test_reader_that_goes_away(dataset, monkeypatch):

@@ -73,6 +73,16 @@ def test_mds_that_cannot_be_taken(tmp_path, run, change, code, words):
     assert words in err
 
 
+def test_an_mds_index_without_shards(tmp_path, run):
+    """What the index lacks is said in words."""
+    folder = tmp_path / "mds"
+    folder.mkdir()
+    (folder / "index.json").write_text('{"version": 2}')
+    code, _, err = run("convert", folder, tmp_path / "out", "--from", "mds")
+    assert code == 1
+    assert "is damaged: it has no 'shards'" in err
+
+
 def test_mds_with_flipped_bytes(tmp_path, run):
     """Without digests too, a damaged shard never escapes as another kind of error."""
     folder = _index_with(tmp_path, lambda shard: shard["raw_data"].update(hashes={}))

@@ -67,6 +67,15 @@ def test_c03_unsafe_names_are_refused_or_rewritten(
     assert unquote(key) == f"{folder}{slash}{split_loosely(base)[0]}"
 
 
+def test_what_rename_cannot_mend_is_not_left_to_it(make_tree, tmp_path, run):
+    """Who has asked for --rename already is not told to."""
+    tree = make_tree({"a.j\u00f6g": b"1"})
+    for more, way_out in (((), "let --rename do it"), (("--rename",), "Rename these files")):
+        code, _, err = run("build", tree, tmp_path / "out", "--layout", "files", *more)
+        assert code == 2
+        assert way_out in err
+
+
 def test_long_names(make_tree, tmp_path, run, built, samples_of):
     """Names beyond 100 characters split at a folder; those that can't are refused."""
     tree = make_tree({f"{'f' * 90}/{'b' * 60}.jpg": b"1"})

@@ -44,3 +44,13 @@ def test_what_was_staged_is_not_asked_for_again(source, tmp_path, built, monkeyp
     assert read == sorted(path.read_bytes() for path in source.rglob("*.bin"))
     assert all(request.nbytes <= HEAD for request in asked)
     assert not asked or known_by != "digest"
+
+
+def test_a_cache_smaller_than_a_shard(source, tmp_path, built, run, monkeypatch):
+    """The command says which option is too small."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "indexes"))
+    built("build", source, tmp_path / "built", "--quiet")
+    with Link(str(tmp_path / "built")) as link:
+        code, _, err = run("stage", link.url, tmp_path / "cache", "--size", "1KB")
+    assert code == 1
+    assert "--size is too small" in err

@@ -210,13 +210,17 @@ def test_decode(make_tree, photos, tmp_path, run, built):
     whole = photos[0].read_bytes()
     cut = whole[: len(whole) // 2]
     ended = cut + b"\xff\xd9"  # Pillow fills this one up and says nothing
-    tree = make_tree({"a/good.jpg": whole, "a/cut.jpg": cut, "a/ended.jpg": ended})
+    tree = make_tree(
+        {"a/good.jpg": whole, "a/cut.jpg": cut, "a/ended.jpg": ended, "a/text.png": b"no picture"}
+    )
     (tree / "a/cut.json").write_text("{")
     built("build", tree, tmp_path / "out")
     assert run("verify", tmp_path / "out")[0] == 0
     code, out, err = run("verify", tmp_path / "out", "--decode")
     assert code == 1
-    assert "3 problems" in out
+    assert "4 problems" in out
+    assert "this is no picture of a kind that Pillow knows" in err
+    assert "0x" not in err
     assert "key 'a/cut', field 'jpg'" in err
     assert "key 'a/ended', field 'jpg'" in err
     assert "key 'a/cut', field 'json'" in err

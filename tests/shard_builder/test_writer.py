@@ -52,6 +52,7 @@ def test_kinds_of_values(tmp_path, samples_of, leak_gauge):
     [
         ({"jpg": b""}, ["no key"]),
         ({"__key__": 7, "jpg": b""}, ["no key"]),
+        (5, ["5 is no sample", "__key__"]),
         ({"__key__": "a"}, ["no field"]),
         ({"__key__": "a b", "jpg": b""}, ["a b"]),
         ({"__key__": "../a", "jpg": b""}, ["../a"]),

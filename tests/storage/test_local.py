@@ -188,7 +188,7 @@ def test_c05_failed_writes_leave_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match=r"x\.ffx.*No space"):
+    with pytest.raises(StorageError, match=r"x\.ffx.*No space.*Make room"):
         write_whole(final, b"new")
     assert final.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [final]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import argparse
+from typing import Any
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -45,14 +43,21 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _amount(text: str) -> float:
-    amount = float(text)
+    amount = _number(text)
     if not (math.isfinite(amount) and amount >= 0):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price, such as 2.50")
     return amount
 
 
 def _length(text: str) -> float:
-    seconds = float(text)
+    seconds = _number(text)
     if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -129,16 +129,24 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not (math.isfinite(seconds) and seconds >= 0.1):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 up")
     return seconds
 
 
 def _process(text: str) -> int:
-    pid = int(text)
+    try:
+        pid = int(text)
+    except ValueError:
+        pid = 0
     if not 0 < pid < 1 << 31:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the number of a process, as `nvidia-smi` or `ps` shows it"
+        )
     return pid
 
 

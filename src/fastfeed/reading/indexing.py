@@ -34,6 +34,10 @@ INDEX_LIMIT = 1 << 30
 """Bytes of an index that is fetched, at most; one of ten million samples takes less."""
 
 _WAY_OUT = "Run `fastfeed-shard index` on the shard again"
+_CUT = (
+    "If it was cut, copy or build it again; if it is meant to be so, run `fastfeed-shard index` on "
+    "it again"
+)
 
 
 def find_index(
@@ -176,7 +180,7 @@ def check_fit(index: ShardIndex, storage: Storage, *, shard: str) -> None:
     if index.shard_bytes != storage.size:
         raise IndexMismatchError(
             f"the shard has {storage.size:,} bytes, but {index.shard_bytes:,} when it was indexed",
-            way_out=_WAY_OUT,
+            way_out=_CUT if storage.size < index.shard_bytes else _WAY_OUT,
             shard=shard,
         )
     if not len(index):

@@ -14,6 +14,7 @@ from fastfeed.errors import (
     FastfeedError,
     IndexDamagedError,
     IndexMismatchError,
+    ShardError,
     located,
 )
 from fastfeed.reading.ranges import merge
@@ -82,8 +83,25 @@ def read(
 
     With `verify` each field that has a checksum in the index is compared with it. Raises
     ChecksumError or IndexMismatchError, with shard, key, field and offset, for damaged data and
-    StorageError if a shard cannot be read; nothing of the batch is returned then.
+    StorageError if a shard cannot be read; nothing of the batch is returned then. Where a staged
+    copy may be what is damaged, it is fetched again first.
     """
+    while True:
+        try:
+            return _read(shards, indices, fields=fields, allocate=allocate, verify=verify)
+        except ShardError as error:
+            if not shards.lose_copy(error, of=indices):
+                raise
+
+
+def _read(
+    shards: ShardSet,
+    indices: NDArray[np.int64],
+    *,
+    fields: Sequence[str],
+    allocate: Callable[[int], NDArray[np.uint8]],
+    verify: bool,
+) -> Records:
     parts = list(_parts(shards, indices, fields))
     buffer = allocate(sum(int(part.runs.sizes.sum()) for part in parts))
     view = buffer.data

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from fastfeed.errors import ShardError
     from fastfeed.shardfile.index import ShardIndex
     from fastfeed.shardfile.manifest import ShardEntry
     from fastfeed.staging.staged import Staged
@@ -218,6 +219,19 @@ class ShardSet:
         if far is None or all(shard in self._open for shard in shards):
             return [self.open(shard) for shard in shards]
         return list(far.map(self.open, shards))
+
+    def lose_copy(self, error: ShardError, *, of: NDArray[np.int64]) -> bool:
+        """Give up the staged copy of the shard that an error names, among those of some samples.
+
+        False if there is none, or if it was given up before in this epoch: the shard is bad then.
+        """
+        if self._staged is None:
+            return False
+        for number in np.unique(self.locate(of)[0]).tolist():
+            if self.shown(number) == error.shard and self._staged.doubt(self._names[number], error):
+                self._open.pop(number, None)  # what it holds was read from that copy
+                return True
+        return False
 
     def _opened(self, number: int) -> OpenShard:
         # No lock: one held by another thread while a process forks would never be released. Each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from fastfeed.errors import StorageError
 from fastfeed.storage.descriptor import Descriptor
+
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 def _read_some(descriptor: int, buffer: memoryview, offset: int) -> int:
@@ -110,4 +113,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error
+        raise StorageError(
+            f"cannot write {str(path)!r}: {error.strerror}",
+            way_out="Make room there" if error.errno in _FULL else None,
+        ) from error

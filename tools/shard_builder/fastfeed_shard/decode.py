@@ -31,15 +31,18 @@ def why_undecodable(field: str, data: bytes) -> str | None:
 
 
 def _decode_picture(data: bytes) -> None:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     _decode_strictly(data)
 
     with warnings.catch_warnings():
         # A picture so large that Pillow warns of it is one that training would refuse.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(data)) as picture:
-            picture.load()
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                picture.load()
+        except UnidentifiedImageError:  # it would name an object in memory
+            raise ValueError("this is no picture of a kind that Pillow knows") from None
 
 
 def _decode_strictly(data: bytes) -> None:

@@ -100,7 +100,10 @@ def _new_file(root: int, name: str) -> Iterator[Callable[[bytes], object]]:
             way_out="Extract to a new folder, shard by shard if shards share keys",
         ) from error
     except OSError as error:
-        raise StorageError(f"cannot write {name!r}: {error.strerror}") from error
+        raise StorageError(
+            f"cannot write {name!r}: {error.strerror}",
+            way_out="Make room or name another folder; what is extracted already stays",
+        ) from error
     finally:
         for descriptor in opened:
             os.close(descriptor)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 END_BYTES = 2 * BLOCK
 # Large enough that calls cost nothing, small enough to stay in the cache from read to write.
 _BUFFER = 1 << 20
+_NO_ROOM = "Make room or name another destination; what is finished stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +250,7 @@ class ShardFile:
     def _cannot(self, error: OSError) -> StorageError:
         return StorageError(
             f"cannot write {str(self._path)!r}: {error.strerror}",
-            way_out="Make room or name another destination; what is finished stays",
+            way_out=_NO_ROOM,
         )
 
 
@@ -266,4 +267,6 @@ def write_file(path: Path, data: bytes, *, sync: bool) -> None:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error
+        raise StorageError(
+            f"cannot write {str(path)!r}: {error.strerror}", way_out=_NO_ROOM
+        ) from error

@@ -19,6 +19,7 @@ CLASS_FIELD = "cls"
 # What operating systems leave in folders.
 _LITTER = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 _WAY_OUT = "Rename the files, or let --rename do it (docs/shards.md says how)"
+_RENAMED = "Rename these files: --rename rewrites keys, but not these names (docs/shards.md)"
 
 
 def scan_folder(root: str, *, classes: bool, rename: bool) -> Source:
@@ -50,7 +51,7 @@ class _Scan:
         """Look at every file, then put the samples together."""
         for relative, entry in self._walk(self._root, "", ()):
             self._take(relative, entry)
-        refuse_unsafe(self._offenders, way_out=_WAY_OUT)
+        refuse_unsafe(self._offenders, way_out=_RENAMED if self._rename else _WAY_OUT)
         if not self._classes:
             return Source([self._sample(key, ()) for key in self._parts], None, self._skipped)
         names = sorted(self._found)

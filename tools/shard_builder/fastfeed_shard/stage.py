@@ -80,6 +80,9 @@ def _is_fine(warmed: Warmed) -> bool:
 
 def _why_not(warmed: Warmed) -> str:
     reason = warmed.why_not
+    if reason is Refusal.TOO_LARGE:
+        size = size_text(warmed.source.size)
+        return f"{shown(warmed.source.url)}: --size is too small, as this shard alone has {size}"
     if isinstance(reason, FastfeedError):
         return f"{shown(warmed.source.url)}: {reason}"
     return f"{shown(warmed.source.url)}: {getattr(reason, 'value', reason)!s}"

@@ -109,10 +109,11 @@ def read_shards(
             progress(nbytes)
     if offenders:
         shown_ones = "; ".join(f"{name!r} ({reason})" for name, reason in offenders[:_OFFENDERS])
+        renamed = all(keys.rename for _, keys in sources)
         raise OptionError(
             f"some readers would misread these names: {shown_ones}",
-            way_out="Let --rename rewrite keys; fields can only be renamed in files (extract, "
-            "then build)",
+            way_out=("" if renamed else "Let --rename rewrite keys. ")
+            + "Fields can only be renamed in files (extract, then build)",
         )
     shards = [done[number] for number in range(len(paths))]
     _refuse_twins(shards)

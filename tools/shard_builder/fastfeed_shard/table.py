@@ -166,7 +166,9 @@ class _Table:
                 )
             reason = why_unsafe(key, part.field)
             if reason is not None:
-                way_out = "Change the table, or let --rename rewrite its keys"
+                way_out = "Change the table"
+                if not self._columns.rename:
+                    way_out += ", or let --rename rewrite its keys"
                 raise OptionError(
                     f"some readers would misread {key}.{part.field}: {reason}", way_out=way_out
                 )

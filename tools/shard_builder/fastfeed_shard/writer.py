@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from fastfeed_shard.plan import check_shard_name, packed_size, shard_name
 from fastfeed_shard.safe import why_unsafe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
@@ -79,6 +79,11 @@ class ShardWriter:
         """
         if not self._open:
             raise OptionError("the writer is closed", way_out="Write inside of its `with` block")
+        if not isinstance(sample, Mapping):
+            raise OptionError(
+                f"{sample!r} is no sample",
+                way_out='Give a dict such as {"__key__": "0001", "jpg": data, "cls": 7}',
+            )
         key = sample.get("__key__")
         if not isinstance(key, str):
             raise OptionError(

@@ -80,7 +80,9 @@ class Columns:
             if reason is not None:
                 raise OptionError(
                     f"some readers would misread {key}.{field}: {reason}",
-                    way_out="Name another --key, or let --rename rewrite keys",
+                    way_out="Name another --key, or other --fields"
+                    if self._rename
+                    else "Name another --key, or let --rename rewrite keys",
                 )
         return key, sorted(parts.items())
 

@@ -68,7 +68,10 @@ class MdsImporter:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, FastfeedError):
                 raise
-            raise ShardError(f"the index of {folder!r} is damaged: {error!r}") from error
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ShardError(
+                f"{INDEX_NAME!r} of {folder!r} is damaged: {why}", way_out="Copy or write it again"
+            ) from error
         self.files = tuple((shard.compressed or shard.raw).path for shard in self._shards)
         self.classes: Mapping[str, Sequence[str]] = {}
 
