@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from fastfeed.errors import ChecksumError, ShardError, StorageError
+from fastfeed.errors import ChecksumError, FastfeedError, ShardError, StorageError
 from fastfeed.shardfile.header import BLOCK, compression_of, is_header
 from fastfeed.storage.urls import shown
 
@@ -18,8 +18,18 @@ _PIECE = 1 << 20
 _DIGEST = "xxh3_64:"
 
 
-def check_content(descriptor: int, source: Source) -> None:
+def is_proven(descriptor: int, source: Source) -> bool:
+    """Say whether a file is the shard, to the byte: not if no digest is known of it."""
+    try:
+        return check_content(descriptor, source)
+    except (FastfeedError, OSError):
+        return False
+
+
+def check_content(descriptor: int, source: Source) -> bool:
     """Compare a file with what is known of the shard: size, digest, and how a shard begins.
+
+    Returns whether there was a digest to compare.
 
     A page that a proxy sent in place of the shard fails here, whatever status it came with. Raises
     ChecksumError, ShardError or StorageError.
@@ -37,7 +47,7 @@ def check_content(descriptor: int, source: Source) -> None:
             way_out="See what answers at that address",
         )
     if source.digest is None or not source.digest.startswith(_DIGEST):
-        return
+        return False
     digest = xxhash.xxh3_64()
     buffer = memoryview(bytearray(min(_PIECE, max(1, size))))
     offset = 0
@@ -53,3 +63,4 @@ def check_content(descriptor: int, source: Source) -> None:
             shard=shown(source.url),
             way_out="Run `fastfeed-shard verify` on the data set",
         )
+    return True

@@ -49,7 +49,16 @@ class StagedShard:
 
     def read_at(self, offset: int, size: int, /) -> bytes:
         """Return `size` bytes at `offset`; fewer only if the shard ends before."""
-        return self._read(lambda storage: storage.read_at(offset, size), offset, size)
+
+        def call(storage: Storage) -> bytes:
+            data = storage.read_at(offset, size)
+            if len(data) < min(size, self.size - offset):
+                raise StorageError(
+                    f"{self!r} ended after {len(data):,} of {size:,} bytes", offset=offset
+                )
+            return data
+
+        return self._read(call, offset, size)
 
     def read_into(self, offset: int, buffer: memoryview, /) -> None:
         """Fill all of `buffer` with the bytes at `offset`, or raise StorageError."""
@@ -61,9 +70,13 @@ class StagedShard:
         if file is not None:
             file.advise(offset, size)
 
-    def let_go(self) -> None:
-        """Hold the file on the shelf no longer; reads under way end first, later ones reopen it."""
-        self._file = None
+    def let_go(self) -> StagedFile | None:
+        """Hold the file on the shelf no longer; reads under way end first, later ones reopen it.
+
+        Returns what was held, which is closed with its last reference.
+        """
+        file, self._file = self._file, None
+        return file
 
     def close(self) -> None:
         """Give back what is open; more than once is fine."""
@@ -84,7 +97,7 @@ class StagedShard:
                 if offset < 0 or offset + nbytes > self.source.size:
                     raise  # nobody could have read that
                 self._file = None
-                self._staged.lose(self.source, error)
+                self._staged.lose(self.source, file, error)
             else:
                 self._staged.count(nbytes, local=True)
                 return result

@@ -17,6 +17,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import StorageError
+from fastfeed.staging.check import is_proven
 from fastfeed.staging.disk import inspect
 from fastfeed.staging.follower import Follower
 from fastfeed.staging.shard import StagedShard
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from pathlib import Path
 
+    from fastfeed.errors import FastfeedError
     from fastfeed.options import Cache
     from fastfeed.staging.disk import Disk
     from fastfeed.staging.shelf import StagedFile
@@ -93,6 +95,7 @@ class Staged:
         self._staged_before: list[int] = []
         self._held: OrderedDict[str, StagedShard] = OrderedDict()
         self._lock = threading.Lock()
+        self._doubted: set[str] = set()
         # Held while the follower is told, or changes. Whoever is collected meanwhile may close us.
         self._telling = threading.RLock()
         self._urls: Sequence[str] = ()
@@ -143,6 +146,7 @@ class Staged:
             if self._joins(user, urls):
                 return
             self._urls = urls
+            self._doubted.clear()
             # How many of those before each place are staged: the others do not count.
             self._staged_before = [0, *accumulate(source is not None for source in found)]
             if self._follower is None:
@@ -224,6 +228,26 @@ class Staged:
                 shard.let_go()
             self._held.clear()
 
+    def doubt(self, url: str, error: FastfeedError) -> bool:
+        """Give up a copy of a shard whose bytes proved wrong, unless it is the shard that is wrong.
+
+        False then, and if there is none, or one was given up before in this epoch.
+        """
+        source = self._sources.get(url)
+        if source is None or source.name in self._doubted:
+            return False
+        with self._lock:
+            shard = self._held.pop(source.name, None)
+        file = shard.let_go() if shard is not None else None
+        file = file or self._shelf.get(source)
+        if file is None:
+            return False
+        self._doubted.add(source.name)
+        if is_proven(file.descriptor, source):
+            return False
+        self.lose(source, file, error)
+        return True
+
     # For the shards
 
     def find(self, shard: StagedShard) -> StagedFile | None:
@@ -252,10 +276,12 @@ class Staged:
             remote.believe(Facts(source.size, source.tag))
         return remote
 
-    def lose(self, source: Source, error: StorageError) -> None:
-        """Take a shard that the disk does not give back off the shelf."""
+    def lose(self, source: Source, file: StagedFile, error: FastfeedError) -> None:
+        """Take a copy that the disk does not give back as it was off the shelf."""
         log.warning("a staged shard cannot be read and is fetched again: %s", error)
-        self._shelf.discard(source)
+        # If it is another one's doing that it is gone, there may be a good one in its place.
+        if not file.is_removed():
+            self._shelf.discard(source)
 
     def count(self, nbytes: int, *, local: bool) -> None:
         """Count bytes that a shard has given; two threads may lose one another's, which is fine."""
@@ -269,7 +295,7 @@ class Staged:
             self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_follower", "_end", "_held", "_lock", "_telling", "_users", "_looking"}
+        own = {"_follower", "_end", "_held", "_lock", "_telling", "_users", "_doubted", "_looking"}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
