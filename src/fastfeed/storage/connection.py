@@ -101,7 +101,11 @@ class Connection:
             self.filesystem = self._build()
 
     def call(self, name: str, *arguments: Any, seconds: float, **keywords: Any) -> Any:
-        """Call a method of the file system, for at most so many seconds where it is async."""
+        """Call a method of the file system, for at most so many seconds where it is async.
+
+        Any other waits as its library does. A thread that could be left behind would be one for
+        each request, and libraries keep connections, or files, for each thread.
+        """
         filesystem = self.filesystem
         if getattr(filesystem, "async_impl", False):
             method = getattr(filesystem, f"_{name}")

@@ -30,7 +30,7 @@ def jitter() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """When to give up on remote storage. Each read has its own deadline; no wait is without one."""
+    """When to give up on remote storage. Each read has a deadline of its own."""
 
     total_s: float = TOTAL_S
     """Seconds for all attempts of one read, beyond what its bytes take at `SLOWEST`."""
