@@ -418,6 +418,7 @@ def test_c28_what_is_cached_is_not_asked_for_again(make_shards, far, settle, lea
         ahead.follow(np.array([index]), 1)
         ahead.arrived()
         shards.sample(index)
+    ahead.close()
     for turn in range(100):
         one = ReadAhead(shards, shards.plan, worker=0, workers=1, staged=shards.staged)
         one.follow(shards.order(turn)[:1], turn)
