@@ -85,7 +85,11 @@ class ReadAhead:
             # A batch may begin in one window and end in the next; the first is not done then.
             begin, end, soon = self._begins[[first, first + 1, min(first + 2, len(self._windows))]]
             reached = partial(
-                self._staged.reached, int(begin), window=int(end - begin), zone=int(soon - begin)
+                self._staged.reached,
+                int(begin),
+                window=int(end - begin),
+                zone=int(soon - begin),
+                user=self,
             )
             if self._entered:
                 reached()
@@ -110,7 +114,7 @@ class ReadAhead:
     def close(self) -> None:
         """Ask for nothing any more."""
         if self._staged is not None:
-            self._staged.close()
+            self._staged.close(user=self)
 
     def _advise(self, shard: int) -> None:
         # Opening a remote shard takes round trips that the batch would wait for.
@@ -129,4 +133,5 @@ class ReadAhead:
             self._window_of[window] = number
         if self._staged is not None:
             order = self._windows + self._plan(epoch + 1).windows()
-            self._staged.expect([self._shards.name(i) for window in order for i in window.tolist()])
+            names = [self._shards.name(i) for window in order for i in window.tolist()]
+            self._staged.expect(names, user=self)
