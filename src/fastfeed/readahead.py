@@ -8,7 +8,6 @@ remote shards the cache folder is told instead (`staging/`), in which they arriv
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -46,8 +45,10 @@ class InOrder:
 
 
 class ReadAhead:
-    """Follows the plan of an epoch; each of `workers` asks for its part of the shards.
+    """Follows the order of an epoch, in one of `workers` processes.
 
+    Each asks for its part of the shards first, so that they share the work, and for the others'
+    then: it cannot know who is at work, and what the page cache has costs next to nothing.
     With `staged` every worker also says where it is and what it will read, so that one of them
     brings those shards near, and nobody evicts what another needs.
     """
@@ -71,8 +72,8 @@ class ReadAhead:
         self._window_of: NDArray[np.int64] = np.empty(0, np.int64)
         self._known = 0
         self._due: deque[int] = deque()
-        self._entering: Callable[[], None] | None = None
-        self._entered = False
+        self._window = 0
+        self._followed = 0
 
     def follow(self, indices: NDArray[np.int64], epoch: int) -> None:
         """Take note of a batch that is about to be read."""
@@ -81,25 +82,18 @@ class ReadAhead:
         numbers = np.searchsorted(self._shards.starts, indices, side="right") - 1
         windows = self._window_of[numbers]
         if self._staged is not None and len(windows):
-            first = int(windows.min())
-            # A batch may begin in one window and end in the next; the first is not done then.
-            begin, end, soon = self._begins[[first, first + 1, min(first + 2, len(self._windows))]]
-            reached = partial(
-                self._staged.reached,
-                int(begin),
-                window=int(end - begin),
-                zone=int(soon - begin),
-                user=self,
-            )
-            if self._entered:
-                reached()
-            else:  # the first batch has the link for itself
-                self._entering, self._entered = reached, True
+            # A batch may begin in one window and end in the next; the first is not done then. What
+            # fills up the last round is of the first window, which is not begun again for it.
+            self._window = max(self._window, int(windows.min()))
+            self._followed += 1
+            if self._followed > 1:  # the first batch has the link for itself
+                self._tell()
         # One window is in use and the next is wanted; what lies further back was asked for.
         wanted = min(int(windows.max(initial=-1)) + 2, len(self._windows))
         while self._known < wanted:
             window_in = self._windows[self._known]
-            self._due.extend(window_in[window_in % self._workers == self._worker].tolist())
+            turns = (window_in - self._worker) % self._workers
+            self._due.extend(window_in[np.argsort(turns, kind="stable")].tolist())
             self._known += 1
         # A few at a time: the first batch must not wait until thousands of shards are open.
         for _ in range(min(_AT_A_TIME, len(self._due))):
@@ -107,22 +101,33 @@ class ReadAhead:
 
     def arrived(self) -> None:
         """Take note that the batch was read."""
-        entering, self._entering = self._entering, None
-        if entering is not None:
-            entering()
+        if self._followed == 1:
+            self._tell()
+
+    def restart(self) -> None:
+        """Begin an epoch with the next batch, though it may have the number of the one before."""
+        self._epoch = None
 
     def close(self) -> None:
         """Ask for nothing any more."""
         if self._staged is not None:
             self._staged.close(user=self)
 
+    def _tell(self) -> None:
+        if self._staged is not None:
+            here = self._window
+            begin, end, soon = self._begins[[here, here + 1, min(here + 2, len(self._windows))]]
+            window, zone = int(end - begin), int(soon - begin)
+            self._staged.reached(int(begin), window=window, zone=zone, user=self)
+
     def _advise(self, shard: int) -> None:
         # Opening a remote shard takes round trips that the batch would wait for.
-        if self._staged is None or not is_remote(self._shards.name(shard)):
+        ours = self._staged is None and shard % self._workers == self._worker
+        if ours or not is_remote(self._shards.name(shard)):
             self._shards.advise(shard)
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._known = epoch, 0
+        self._epoch, self._known, self._window = epoch, 0, 0
         self._due.clear()
         self._windows = self._plan(epoch).windows()
         self._begins = np.concatenate(([0], np.cumsum([len(w) for w in self._windows]))).astype(

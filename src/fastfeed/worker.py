@@ -270,8 +270,7 @@ class Maker:
     def restart(self, told: int | None) -> None:
         """Begin an epoch, which the data set is told where the user told the trainer's copy."""
         self._made = 0
-        if isinstance(self.fetcher, TorchFetcher):
-            self.fetcher.restart(told=told)
+        self.fetcher.restart(told=told)
 
     def take_state(self) -> Any:
         """Return the data set's state after a batch, if it is due."""

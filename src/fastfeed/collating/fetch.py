@@ -52,6 +52,10 @@ class Fetcher(Protocol):
         """Return what the data set is to be told in the trainer, None if nothing."""
         ...
 
+    def restart(self, *, told: int | None) -> None:
+        """Begin an epoch; `told` is its number where the user told it."""
+        ...
+
 
 class TorchFetcher:
     """Makes batches as torch's workers do: data set items through the collate function."""
