@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe
@@ -18,7 +19,13 @@ def check_workers(
     snapshot_every: int,
     has_context: bool,
 ) -> None:
-    """Raise OptionError for workers that there cannot be."""
+    """Raise OptionError for workers that there cannot be; TypeError as torch for no number."""
+    try:
+        index(num_workers)
+    except TypeError:
+        raise TypeError(
+            f"num_workers={num_workers!r} is no whole number: write one from 0 up, or fastfeed.AUTO"
+        ) from None
     for name, number, least in (
         ("worker_threads", threads, 1),
         ("restart_workers", restarts, 0),
@@ -38,6 +45,17 @@ def check_workers(
             way_out="Leave multiprocessing_context and restart_workers out, or use "
             'worker_kind="process"',
         )
+
+
+def check_epoch(epoch: Any) -> int:
+    """Return the number of an epoch as an int; OptionError if it is none."""
+    try:
+        number = index(epoch)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise OptionError(f"epoch={epoch!r} is no whole number from 0 up")
+    return number
 
 
 def check_device(device: Any, dataset: Any, *, pins: bool) -> None:

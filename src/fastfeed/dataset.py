@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from fastfeed.decoding.compile import PACKED
 from fastfeed.decoding.kept_place import open_place
-from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError
+from fastfeed.errors import EmptyBatchError, MissingFieldError, OptionError, ShardError
 from fastfeed.feed import Feed, FeedOptions
 from fastfeed.fields import Bytes, Field
 from fastfeed.options import (
@@ -113,6 +113,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             raise OptionError(
                 f"decoded={decoded!r} is no DecodedCache", way_out='Write ff.DecodedCache("8GiB")'
             )
+        _check_reading(verify, storage_options)
         self._staged: Staged | None = None
         if cache is not None:
             self._staged = Staged(
@@ -125,6 +126,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
             storage_options=storage_options,
         )
         if fields is None:
+            if not self.shards.fields:
+                raise ShardError("the shards hold no samples", way_out="Name shards that do")
             fields = {name: Bytes(name) for name in self.shards.fields}
         self.fields = dict(fields)
         self._check_fields()
@@ -165,6 +168,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         `set_epoch` was called, else from torch's global generator, as torchvision's do.
         """
         count = len(self)
+            if not hasattr(index, "__index__"):
+                raise OptionError(f"{index!r} is no number of a sample")
         for index in indices:
             if not -count <= index < count:
                 raise IndexError(f"sample {index} of a data set of {count} samples")
@@ -310,6 +315,17 @@ class ShardDataset(Dataset[dict[str, Any]]):
                     field=output,
                     way_out="Ask for a field that the shards hold",
                 )
+
+
+def _check_reading(verify: object, storage_options: object) -> None:
+    """Raise OptionError for what cannot be meant."""
+    if not isinstance(verify, bool):
+        raise OptionError(f"verify={verify!r} is neither True nor False")
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise OptionError(
+            f"storage_options must be a dict, not {type(storage_options).__name__}",
+            way_out="Write what the file system of the URL takes, such as {'anon': True}",
+        )
 
 
 def _folders(source: str | Path | Sequence[str | Path]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from fastfeed.arguments import check_device, check_workers
+from fastfeed.arguments import check_device, check_epoch, check_workers
 from fastfeed.device.path import DeviceOptions, DevicePath
 from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
@@ -217,6 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         A state that was loaded and not yet resumed is forgotten if it is of the middle of another
         epoch.
         """
+        epoch = check_epoch(epoch)
         if self._pending is not None and self._pending.epoch != epoch:
             if self._pending.begun:
                 was = self._pending.epoch
