@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fastfeed.options import AUTO as AUTO
     from fastfeed.options import Cache as Cache
     from fastfeed.options import DecodedCache as DecodedCache
+    from fastfeed.sampler import ShardSampler as ShardSampler
 
 if os.name != "posix":
     raise ImportError(
@@ -71,6 +72,7 @@ _HOMES = {
     "RandomResizedCrop": "fastfeed.fields",
     "Resize": "fastfeed.fields",
     "ShardDataset": "fastfeed.dataset",
+    "ShardSampler": "fastfeed.sampler",
     "ShardWriter": "fastfeed_shard.writer",
     "Text": "fastfeed.fields",
     "diagnose": "fastfeed.diagnosis.run",

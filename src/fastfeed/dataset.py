@@ -152,7 +152,6 @@ class ShardDataset(Dataset[dict[str, Any]]):
             about = f"{self.shards.starts.tobytes().hex()} {self.fields!r}"
             owner = xxhash.xxh3_64_intdigest(about.encode())
             self._kept = open_place(decoded, owner=owner, apart_from=_folders(source))
-        self._shuffled = False  # whether the plan's windows are what will be read
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -234,11 +233,12 @@ class ShardDataset(Dataset[dict[str, Any]]):
     # What `fastfeed.DataLoader` asks for
 
     def fastfeed_fetcher(
-        self, threads: int, device: DeviceSide | None = None, *, reads_ahead: bool = True
+        self, threads: int, device: DeviceSide | None = None, *, shuffled: bool | None = None
     ) -> Feed:
         """Return a feed for one process; `device` is what the trainer's device does, if any.
 
-        One that is asked for single samples does not read ahead: it follows no order.
+        It reads ahead in the order of the plan if that is how the samples are `shuffled`, else in
+        the order of the shards; not at all without an order, where single samples are asked for.
         """
         options = FeedOptions(
             fields=self.fields,
@@ -250,10 +250,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
             decoded=None if self._kept is None else self._kept.file,
         )
         ahead = None
-        if reads_ahead and (self._shuffled or self._staged is not None):
+        # Local shards that are read one after the other are read ahead by the kernel.
+        if shuffled or (shuffled is not None and self._staged is not None):
             worker = get_worker_info()
             number, count = (worker.id, worker.num_workers) if worker else (0, 1)
-            order = self.plan if self._shuffled else self._in_order
+            order = self.plan if shuffled else self._in_order
             ahead = ReadAhead(self.shards, order, worker=number, workers=count, staged=self._staged)
         return Feed(self.shards, options, threads=threads, ahead=ahead)
 
@@ -262,7 +263,6 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     def fastfeed_sampler(self, *, shuffle: bool) -> ShardSampler:
         """Return the sampler for `shuffle=`."""
-        self._shuffled = shuffle
         return ShardSampler(self, shuffle=shuffle)
 
     def fastfeed_under_way(self) -> str:

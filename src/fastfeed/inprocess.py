@@ -186,4 +186,5 @@ def source_of(iterator: Any, loader: DataLoader[Any]) -> Source:
         collate_fn=iterator._collate_fn,  # noqa: SLF001
         drop_last=iterator._drop_last,  # noqa: SLF001
         init_fn=loader.worker_init_fn,
+        shuffled=loader.follows_plan(),
     )

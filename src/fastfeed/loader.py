@@ -329,8 +329,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._stats
 
     def _next_epoch(self) -> int:
+        sampler = self._shard_sampler()
+        return self._epoch if sampler is None else sampler.epoch
+
+    def _shard_sampler(self) -> ShardSampler | None:
         samplers = samplers_of(self._index_sampler)  # trainers wrap ours in theirs
-        return next((one.epoch for one in samplers if isinstance(one, ShardSampler)), self._epoch)
+        return next((one for one in samplers if isinstance(one, ShardSampler)), None)
+
+    def follows_plan(self) -> bool:
+        """Say whether samples come in the order that the data set of shards shuffles itself into.
+
+        Whoever made the sampler: `shuffle=True`, the user or a trainer.
+        """
+        sampler, shards = self._shard_sampler(), self.dataset
+        if sampler is None or not hasattr(shards, "fastfeed_fetcher"):
+            return False
+        return sampler.follows_plan_of(shards)  # type: ignore[arg-type]
 
     def _device_options(self) -> DeviceOptions:
         return DeviceOptions(

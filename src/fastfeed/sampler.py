@@ -108,6 +108,12 @@ class ShardSampler(DistributedSampler[int]):
         """Return a digest of what the order depends on, besides the epoch and the ranks."""
         return f"{self._planned.fingerprint()}-{'shuffled' if self.shuffle else 'in order'}"
 
+    def follows_plan_of(self, dataset: Planned) -> bool:
+        """Say whether this is the shuffled order of a data set: ours, or one with the same plan."""
+        if not self.shuffle:
+            return False
+        return dataset is self._planned or dataset.fingerprint() == self._planned.fingerprint()
+
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and how many samples all ranks together were given in it."""
         if self._at is None:

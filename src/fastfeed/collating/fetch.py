@@ -35,6 +35,8 @@ class Source:
     drop_last: bool
     init_fn: Callable[[int], None] | None = None
     """Run in a worker before all else."""
+    shuffled: bool = False
+    """Whether the order is the one that a data set of shards shuffles itself into."""
 
 
 class Fetcher(Protocol):
@@ -186,6 +188,8 @@ def make_fetcher(
 ) -> Fetcher:
     """Return the data set's own fetcher if it has one and nothing stands between, else torch's."""
     if has_own_fetcher(source):
-        fetcher: Fetcher = source.dataset.fastfeed_fetcher(threads=threads, device=device)
+        fetcher: Fetcher = source.dataset.fastfeed_fetcher(
+            threads=threads, device=device, shuffled=source.shuffled
+        )
         return fetcher
     return TorchFetcher(source, place)

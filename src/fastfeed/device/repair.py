@@ -25,9 +25,7 @@ class CpuRepair:
     def make(self, sample: int, epoch: int) -> Mapping[str, Any] | None:
         """Return a batch of this one sample, None if the policy leaves it out."""
         if self._feed is None:
-            self._feed = self._dataset.fastfeed_fetcher(
-                threads=1, device=self._side, reads_ahead=False
-            )
+            self._feed = self._dataset.fastfeed_fetcher(threads=1, device=self._side)
         try:
             batch: Mapping[str, Any] = self._feed.fetch([sample], epoch, HeapWriter())
         except EmptyBatchError:
