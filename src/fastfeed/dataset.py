@@ -167,9 +167,9 @@ class ShardDataset(Dataset[dict[str, Any]]):
         `set_epoch` was called, else from torch's global generator, as torchvision's do.
         """
         count = len(self)
+        for index in indices:
             if not hasattr(index, "__index__"):
                 raise OptionError(f"{index!r} is no number of a sample")
-        for index in indices:
             if not -count <= index < count:
                 raise IndexError(f"sample {index} of a data set of {count} samples")
         if self._feed is None:
