@@ -295,7 +295,17 @@ class Staged:
             self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_follower", "_end", "_held", "_lock", "_telling", "_users", "_doubted", "_looking"}
+        own = {
+            "_follower",
+            "_end",
+            "_held",
+            "_lock",
+            "_telling",
+            "_users",
+            "_urls",
+            "_doubted",
+            "_looking",
+        }
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
