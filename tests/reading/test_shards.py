@@ -186,6 +186,15 @@ def test_c01_a_shard_of_another_size_than_indexed(folder, known, change):
     assert caught.value.shard == str(path)
 
 
+def test_c01_a_cut_shard_is_to_be_copied_again(folder):
+    """Another index alone would make a short shard of it."""
+    path = folder.shard(0)
+    folder.index(path)
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(IndexMismatchError, match="copy or build it again"):
+        ShardSet(path)
+
+
 def test_an_index_of_another_shard_of_the_same_size(folder):
     """Other members under the same size: the last header gives it away."""
     path = folder.shard(0, samples=3)

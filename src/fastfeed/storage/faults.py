@@ -55,8 +55,8 @@ WAYS_OUT: dict[Kind, str] = {
     "busy": "Read with fewer workers, or try again later",
     "broken": "Check the network and the server, and start again",
     "changed": "It was replaced while it was read: start again",
-    "ranges": "Serve it from a server that honours Range (nginx, any S3), or copy it to a local "
-    "disk first",
+    "ranges": "Serve it from a server that honours Range (nginx, any S3), which a cache needs too, "
+    "or copy whole files to a local disk first (curl, wget)",
     "refused": "Check the URL and the options of its file system",
 }
 
