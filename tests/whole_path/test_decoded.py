@@ -257,7 +257,7 @@ def _die_keeping(pictures, cache, turn):
     [
         ({"size": "1kB"}, "too small"),
         ({"size": "much"}, "not a size"),
-        ({"size": "1GiB", "folder": ""}, "has no name"),
+        ({"size": "1GiB", "folder": ""}, "names no folder"),
     ],
 )
 def test_what_cannot_be_a_cache(arguments, fact):
