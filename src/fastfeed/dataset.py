@@ -146,6 +146,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._bad = BadSamples()
         self._pending = FeedReport()
         self._feed: Feed | None = None
+        self._all_shards: list[str] | None = None
         self._kept: KeptMemory | KeptFolder | None = None
         if decoded is not None:
             # Another order of the same data finds the same; another description does not.
@@ -178,6 +179,11 @@ class ShardDataset(Dataset[dict[str, Any]]):
         if epoch is None:
             epoch = int(torch.empty((), dtype=torch.int64).random_())
         samples = self._feed.samples([index % count for index in indices], epoch)
+        if self._staged is not None:
+            if self._all_shards is None:
+                shards = self.shards
+                self._all_shards = [shards.name(place) for place in range(shards.shard_count)]
+            self._staged.roam(self._all_shards)
         report = self._feed.take_report()
         if get_worker_info() is None:
             self.fastfeed_report(report)
@@ -294,7 +300,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the feed behind: descriptors and threads belong to one process."""
-        return {**self.__dict__, "_feed": None}
+        return {**self.__dict__, "_feed": None, "_all_shards": None}
 
     def _check_fields(self) -> None:
         if not self.fields:

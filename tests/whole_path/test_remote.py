@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fsspec
 import pytest
+import torch
 
 import fastfeed as ff
 from fastfeed.errors import OptionError
@@ -47,6 +48,33 @@ def test_a_cache_folder_does_not_change_them(bucket, photo_shards, tmp_path, wor
     ours = batches(bucket, cache=cache, num_workers=workers, epochs=2)
     assert ours == batches(local, epochs=2)
     assert len(list((tmp_path / "cache").glob("*.shard"))) == 3
+
+
+def _labels(samples):
+    return torch.tensor([sample["label"] for sample in samples])
+
+
+@pytest.mark.parametrize("kind", [ff.DataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cache_serves_samples_in_any_order(bucket, tmp_path, kind, workers):
+    """Samples that any loader asks for one by one bring their shards near as well."""
+    cache = ff.Cache(tmp_path / "cache", size="100MB")
+    dataset = ff.ShardDataset(bucket, {"label": ff.Int("cls")}, cache=cache)
+    loader = kind(
+        dataset,
+        batch_size=5,
+        shuffle=True,
+        num_workers=workers,
+        collate_fn=_labels,
+        **({"persistent_workers": True} if workers else {}),
+    )
+    shelf = tmp_path / "cache"
+    for _ in range(200):
+        labels = torch.cat(list(loader))
+        if len(list(shelf.glob("*.shard"))) == 3:
+            break
+    assert len(list(shelf.glob("*.shard"))) == 3
+    assert len(labels) == len(dataset)
 
 
 def test_a_person_who_waits_is_told_of_staging(bucket, tmp_path, monkeypatch):

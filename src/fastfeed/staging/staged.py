@@ -155,6 +155,19 @@ class Staged:
                 self._end = weakref.finalize(self, _end_in, os.getpid(), self._follower)
             self._follower.expect([source for source in found if source is not None])
 
+    def roam(self, urls: Sequence[str]) -> None:
+        """Say after a read that shards are read in no known order: all are wanted, and kept.
+
+        `urls` is one list for as long as it holds the same. Nothing while readers follow an order.
+        """
+        self._after_fork()
+        with self._telling:
+            if self._users:
+                return
+            if urls is not self._urls:
+                self.expect(urls)
+            self.reached(0, window=len(urls), zone=len(urls))
+
     def _joins(self, user: object | None, urls: Sequence[str]) -> bool:
         """Note in which order a user is; True if that is the one that others are in."""
         # Whoever has been in it begins the next one, which is the same where nothing is shuffled.
