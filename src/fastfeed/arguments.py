@@ -19,13 +19,7 @@ def check_workers(
     snapshot_every: int,
     has_context: bool,
 ) -> None:
-    """Raise OptionError for workers that there cannot be; TypeError as torch for no number."""
-    try:
-        index(num_workers)
-    except TypeError:
-        raise TypeError(
-            f"num_workers={num_workers!r} is no whole number: write one from 0 up, or fastfeed.AUTO"
-        ) from None
+    """Raise OptionError for workers that there cannot be; what torch checks is torch's to say."""
     for name, number, least in (
         ("worker_threads", threads, 1),
         ("restart_workers", restarts, 0),

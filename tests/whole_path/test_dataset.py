@@ -305,13 +305,6 @@ def test_what_is_no_epoch(number_shards, epoch):
     loader.set_epoch(np.int64(3))
 
 
-@pytest.mark.parametrize("workers", ["2", 2.5, None])
-def test_what_is_no_number_of_workers(workers):
-    """It is a TypeError as torch's, with a sentence."""
-    with pytest.raises(TypeError, match=r"num_workers=.* is no whole number"):
-        ff.DataLoader([1], num_workers=workers)
-
-
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
 def test_a_damaged_index_is_never_skipped(number_shards, on_error):
     """Its samples are not bad: an index can be made anew."""
