@@ -32,6 +32,7 @@ _SIZES = {2_000: (512, 400_000_000), 100_000: (64, 800_000_000)}
 def _cases(context: Context) -> list[Case]:
     return [
         *(_in_order(context, size) for size in _SIZES),
+        *(_one_core(context, size) for size in _SIZES),
         *(_shuffled(context, size, _BUFFER, "within 64 MiB") for size in _SIZES),
         *(_shuffled(context, size, _LARGE, "over all shards") for size in _SIZES),
     ]
@@ -74,6 +75,12 @@ def _text_shards(work: Path, *, size: int, count: int) -> Path:
 
 
 def _in_order(context: Context, size: int) -> Case:
+    settings = _settings(context, size, 0)
+    ours = System(OURS, f"{_SAMPLES}:fastfeed_session", settings, _WORKERS, role="ours")
+    return Case(f"{size // 1000} kB samples in order", (ours, _webdataset(settings)), judge_same)
+
+
+def _one_core(context: Context, size: int) -> Case:
     """Ours has one process, as the plain decompressor has."""
     settings = _settings(context, size, 0)
     plain = System(
@@ -84,8 +91,7 @@ def _in_order(context: Context, size: int) -> Case:
         about="what one core decompresses; no samples are told apart, so no peer",
     )
     ours = System(OURS, f"{_APART}:fastfeed_session", settings, _WORKERS[:1], role="ours")
-    systems = (ours, _webdataset(settings), plain)
-    return Case(f"{size // 1000} kB samples in order", systems, judge_same)
+    return Case(f"{size // 1000} kB samples in order on one core", (ours, plain), judge_same)
 
 
 def _shuffled(context: Context, size: int, window: int, how: str) -> Case:
