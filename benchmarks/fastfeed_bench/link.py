@@ -81,6 +81,8 @@ class Link:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+        # Forks of this process may hold the pipe that it would end with.
+        self._process.terminate()
         self._process.wait(_PATIENCE_S)
 
     def __enter__(self) -> Self:
