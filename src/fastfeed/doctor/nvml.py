@@ -44,10 +44,10 @@ def open_nvml() -> Iterator[tuple[Nvml | None, str]]:
 
 
 class Nvml:
-    """NVML as a source of GPUs; `library` is the module, initialised by the caller."""
+    """NVML as a source of GPUs; `bindings` is the module, initialised by the caller."""
 
-    def __init__(self, library: Any) -> None:
-        self.library = library
+    def __init__(self, bindings: Any) -> None:
+        self.bindings = bindings
         count = self.ask("nvmlDeviceGetCount") or 0
         handles = ((index, self.ask("nvmlDeviceGetHandleByIndex", index)) for index in range(count))
         # A container may be shown fewer GPUs than are counted.
@@ -61,12 +61,12 @@ class Nvml:
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Call one function; None where the GPU, the driver or the package has no answer."""
-        function = getattr(self.library, name, None)
+        function = getattr(self.bindings, name, None)
         if function is None:
             return None
         try:
             return function(*arguments)
-        except self.library.NVMLError:
+        except self.bindings.NVMLError:
             return None
 
     def at(self, address: str | None) -> Any:

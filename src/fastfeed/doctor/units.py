@@ -62,8 +62,8 @@ def use_by(nvml: Nvml, address: str | None, work: Callable[[], None]) -> UnitUse
 
 
 def _between(nvml: Nvml, samples: list[Any]) -> UnitUse | str:
-    asked = nvml.library.c_nvmlGpmMetricsGet_t()
-    asked.version = nvml.library.NVML_GPM_METRICS_GET_VERSION
+    asked = nvml.bindings.c_nvmlGpmMetricsGet_t()
+    asked.version = nvml.bindings.NVML_GPM_METRICS_GET_VERSION
     asked.sample1, asked.sample2 = samples
     asked.numMetrics = 2
     for place, number in enumerate((_MEMORY, _TENSOR)):

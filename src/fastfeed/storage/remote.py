@@ -15,7 +15,6 @@ from fastfeed.storage.wires import wire_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import TracebackType
     from typing import Any, Self, TypeVar
 
     from fastfeed.storage.connection import Connection
@@ -163,12 +162,7 @@ class RemoteFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
