@@ -48,11 +48,12 @@ def cut(addresses, table, out, height, width, CHANNELS: tl.constexpr, BLOCK: tl.
     real = channel < CHANNELS
     total = tl.zeros([BLOCK, 4], tl.float32)
     weights = tl.zeros([BLOCK], tl.float32)
-    for turn_y in range((2.0 * reach_y).to(tl.int32) + 2):
+    # So many pixels of the source can lie within reach on both sides.
+    for turn_y in range(tl.ceil(2.0 * reach_y).to(tl.int32)):
         at_y = first_y + turn_y
         weight_y = tl.maximum(1.0 - tl.abs((at_y.to(tl.float32) + 0.5 - middle_y) / reach_y), 0.0)
         weight_y = tl.where(at_y < last_y, weight_y, 0.0)
-        for turn_x in range((2.0 * reach_x).to(tl.int32) + 2):
+        for turn_x in range(tl.ceil(2.0 * reach_x).to(tl.int32)):
             at_x = first_x + turn_x
             weight_x = 1.0 - tl.abs((at_x.to(tl.float32) + 0.5 - middle_x) / reach_x)
             weight = weight_y * tl.where(at_x < last_x, tl.maximum(weight_x, 0.0), 0.0)
