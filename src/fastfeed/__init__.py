@@ -10,6 +10,7 @@ The path of a byte, each step a folder of this package:
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,11 @@ if os.name != "posix":
     raise ImportError(
         "fastfeed runs on Linux, and with less speed on macOS; on Windows use it in WSL 2"
     )
+
+# CUDA reads this once, when it starts: how many queues of the hardware its streams are spread over.
+# In the usual eight, work of the JPEG engines stands behind a training's.
+if "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized():
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 # Public name -> the module that holds it. Modules load on first use, so that `import fastfeed`
 # costs nothing and the shard tools never load torch.

@@ -18,7 +18,7 @@ from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
 from fastfeed.inprocess import InProcessIterator
 from fastfeed.iteration import WorkerIterator, region_bytes
-from fastfeed.options import AutoWorkers, resolve_workers, widen_gpu_queues
+from fastfeed.options import AutoWorkers, resolve_workers
 from fastfeed.progress import Progress, resting
 from fastfeed.resume import LoaderState
 from fastfeed.sampler import ShardSampler
@@ -165,8 +165,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.batch_transform = batch_transform
         self.pinned_budget = pinned_budget
         self._device_options().check()
-        if device is not None and decode != "cpu" and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            widen_gpu_queues()
         self._device_path: DevicePath | None = None
         self._workforce: Workforce | None = None
         self._stats = Stats()

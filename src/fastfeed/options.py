@@ -130,15 +130,6 @@ def resolve_workers(num_workers: int, *, on_device: bool = False) -> int:
     return AutoWorkers(max(1, cores - 1 if cores > 2 else cores))
 
 
-def widen_gpu_queues() -> None:
-    """Have CUDA use as many queues of the hardware as there are, unless the user says how many.
-
-    With the usual eight, work of a decoder may stand in the queue behind a training's. CUDA reads
-    this once, when it starts.
-    """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-
-
 def cache_folder() -> Path:
     """Return the folder for indexes of shards that lie in folders we may not write."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -35,12 +37,12 @@ CPU = torch.device("cpu")
 class FakeLibrary:
     """libnvjpeg's functions over the CPU's memory, with the engines' ways of failing."""
 
-    def __init__(self, *, create=0):
-        self.create = create
+    def __init__(self, *, create=0, flags=0b100000):
+        self.create, self.flags = create, flags
         self.prepared, self.calls, self.handles = None, 0, 0
 
     def nvjpegCreateEx(self, backend, device_memory, host_memory, flags, handle):
-        assert (backend, flags) == (3, 0b100101)
+        assert (backend, flags) == (3, self.flags)
         self.handles += self.create == 0
         handle._obj.value = 11 if self.create == 0 else None
         return self.create
@@ -134,6 +136,41 @@ def test_engines_decode_a_batch(photos, gray):
     decoder.close()
     decoder.close()
     assert library.handles == 0
+
+
+@pytest.mark.parametrize(("queues", "flags"), [("32", 0b100000), ("8", 0b100001), ("?", 0b100001)])
+def test_no_pipeline_where_streams_share_queues(monkeypatch, queues, flags):
+    """With few queues, or CUDA's own number of them, the engines go without their pipeline."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    NvjpegDecoder(CPU, library=FakeLibrary(flags=flags)).close()
+
+
+@pytest.mark.parametrize(
+    ("before", "lines", "after"),
+    [
+        (None, "", "32"),
+        ("1", "", "1"),
+        (None, "import sys; sys.modules['torch'] = started", "None"),
+    ],
+    ids=["unset", "set", "CUDA has started"],
+)
+def test_importing_fastfeed_widens_the_queues(monkeypatch, before, lines, after):
+    """Unless the user says how many, or CUDA has read it already."""
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    if before:
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", before)
+    script = f"""
+import os
+from types import SimpleNamespace
+started = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+{lines}
+import fastfeed
+print(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert found.stdout.strip() == after
 
 
 def empty():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as Pillow
 
-from fastfeed.decoding.jpeg_kind import Kind, read_kind
+from fastfeed.decoding.jpeg_kind import Kind, is_regular, read_kind
 from fastfeed.device.decoders.choose import MAKERS, SUPPORTS
 
 CPU = torch.device("cpu")
@@ -70,6 +70,43 @@ def test_rubbish_has_a_kind_or_none(rubbish, place):
     data = jpeg()
     read_kind(memoryview(data[:place] + rubbish))
     read_kind(memoryview(b"\xff\xd8\xff" + rubbish))
+
+
+def is_regular_file(data):
+    return is_regular(memoryview(data), kind_of(data))
+
+
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}], ids=["plain", "restarts"])
+def test_a_files_own_markers_are_regular(options):
+    """Stuffed bytes, restarts in order and fill bytes before the end belong to a picture."""
+    data = jpeg(quality=100, **options)
+    assert b"\xff\x00" in data
+    assert (b"\xff\xd0" in data) == bool(options)
+    assert is_regular_file(data)
+    assert is_regular_file(data[:-2] + b"\xff\xff\xff\xd9" + b"\xff\xc4 behind the end")
+    assert not is_regular_file(data[:-2])
+
+
+@pytest.mark.parametrize("marker", [0xC4, 0xDA, 0xD3, 0x01])
+@given(place=st.floats(0.1, 0.9))
+def test_stray_markers_are_found(marker, place):
+    """A marker that a wrong bit made inside the coded data is found, wherever it is."""
+    data = bytearray(jpeg(quality=95))
+    start = kind_of(data).coded_at
+    place = start + round((len(data) - 4 - start) * place)
+    if data[place - 1] == 0xFF:  # else its 0xFF would be the second byte of another
+        place += 1
+    data[place : place + 2] = bytes([0xFF, marker])
+    assert not is_regular_file(bytes(data))
+
+
+def test_restarts_out_of_order_are_found():
+    """A restart that is missing, or comes twice, leaves its pictures to the CPU."""
+    data = jpeg(size=(200, 100), restart_marker_blocks=2)
+    second = data.index(b"\xff\xd1")
+    assert is_regular_file(data)
+    assert not is_regular_file(data[:second] + data[second + 2 :])
+    assert not is_regular_file(data[:second] + b"\xff\xd0" + data[second:])
 
 
 def test_workers_know_what_each_decoder_takes():

@@ -197,6 +197,7 @@ def open_beside_trainer(settings: Settings) -> Session:
 
 @cache
 def _trainer(name: str) -> Trainer:
+    import fastfeed  # noqa: F401 - before CUDA starts: it has streams use all queues, for all systems
     from fastfeed_bench.networks import NETWORKS
     from fastfeed_bench.systems.gpu_meter import cuda_device
     from fastfeed_bench.train import make_trainer

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
+
+import numpy as np
 
 Subsampling = Literal["444", "422", "420", "440", "411", "410", "gray", "other"]
 Space = Literal["gray", "YCbCr", "RGB", "CMYK", "other"]
@@ -23,6 +25,15 @@ class Kind:
     interleaved: bool = True
     """Whether the first scan holds all components; so it is the only one of a baseline file."""
     space: Space = "YCbCr"
+    coded_at: int = field(default=0, compare=False)
+    """Where the coded data of the first scan begin."""
+    restarts: bool = field(default=False, compare=False)
+    """Whether restart markers stand in them."""
+
+    @property
+    def has_one_scan(self) -> bool:
+        """Return whether all coded data are in one piece."""
+        return self.baseline and self.interleaved
 
     @property
     def is_common(self) -> bool:
@@ -31,7 +42,7 @@ class Kind:
         return common and self.precision == 8
 
 
-_SCAN, _END = 0xDA, 0xD9
+_SCAN, _END, _RESTARTS, _RESTART = 0xDA, 0xD9, 0xDD, 0xD0
 _JFIF, _ADOBE = 0xE0, 0xEE
 # Frames of all coding processes; the three numbers left out are tables and reserved.
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -51,6 +62,12 @@ _SUBSAMPLINGS: Final[dict[int, Subsampling]] = {
 _SEGMENTS: Final = 10_000
 
 
+class _Coded(NamedTuple):
+    at: int
+    components: int
+    restarts: bool
+
+
 class _Frame(NamedTuple):
     process: int
     precision: int
@@ -62,7 +79,7 @@ def read_kind(data: memoryview) -> Kind | None:
     """Return the kind of a JPEG, or None for what is no JPEG or ends before its first scan."""
     if bytes(data[:2]) != b"\xff\xd8":
         return None
-    place, frame, jfif, adobe = 2, None, False, -1
+    place, frame, jfif, adobe, restarts = 2, None, False, -1, False
     for _ in range(_SEGMENTS):
         while bytes(data[place : place + 2]) == b"\xff\xff":  # fill bytes before a marker
             place += 1
@@ -80,10 +97,31 @@ def read_kind(data: memoryview) -> Kind | None:
             jfif = True
         elif marker == _ADOBE and bytes(segment[:5]) == b"Adobe" and len(segment) >= 12:
             adobe = segment[11]
-        elif marker == _SCAN:
-            return None if frame is None or not segment else _kind(frame, segment[0], jfif, adobe)
+        elif marker == _RESTARTS:
+            restarts = any(segment)
         place += 2 + max(2, length)
+        if marker == _SCAN:
+            if frame is None or not segment:
+                return None
+            coded = _Coded(place, segment[0], restarts)
+            return _kind(frame, coded, jfif, adobe)
     return None
+
+
+def is_regular(data: memoryview, kind: Kind) -> bool:
+    """Say whether the coded data of a file with one scan have its markers only, and its end.
+
+    A bit that is wrong often makes a marker. Engines decode past one, and what follows is garbage.
+    """
+    coded = np.frombuffer(data, np.uint8)[kind.coded_at :]
+    followers = coded[1:][np.flatnonzero(coded[:-1] == 0xFF)]
+    markers = followers[(followers != 0) & (followers != 0xFF)]  # data, and fill bytes
+    ends = np.flatnonzero(markers == _END)
+    if not len(ends):
+        return False
+    inside = markers[: ends[0]]
+    in_order = _RESTART + np.arange(len(inside)) % 8
+    return bool((inside == in_order).all()) and (kind.restarts or not len(inside))
 
 
 def _read_frame(process: int, segment: memoryview) -> _Frame | None:
@@ -96,7 +134,7 @@ def _read_frame(process: int, segment: memoryview) -> _Frame | None:
     return _Frame(process, segment[0], samplings, bytes(segment[part] for part in parts))
 
 
-def _kind(frame: _Frame, scanned: int, jfif: bool, adobe: int) -> Kind:  # noqa: FBT001
+def _kind(frame: _Frame, coded: _Coded, jfif: bool, adobe: int) -> Kind:  # noqa: FBT001
     count = len(frame.samplings)
     return Kind(
         subsampling=_subsampling(frame.samplings),
@@ -104,8 +142,10 @@ def _kind(frame: _Frame, scanned: int, jfif: bool, adobe: int) -> Kind:  # noqa:
         components=count,
         precision=frame.precision,
         baseline=frame.process == _BASELINE and frame.precision == 8,
-        interleaved=scanned == count,
+        interleaved=coded.components == count,
         space=_space(frame, jfif=jfif, adobe=adobe),
+        coded_at=coded.at,
+        restarts=coded.restarts,
     )
 
 

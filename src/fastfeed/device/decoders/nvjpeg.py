@@ -12,7 +12,7 @@ import torch
 from fastfeed.device.decoders.nvjpeg_library import shared_library
 from fastfeed.device.decoders.places import Marks, Places, Planes, Verdict, lay_out
 from fastfeed.device.decoders.protocol import Decoded, Encoded
-from fastfeed.device.decoders.streams import settle, stream_handle
+from fastfeed.device.decoders.streams import gpu_queues, settle, stream_handle
 from fastfeed.errors import DeviceError, OptionError
 
 if TYPE_CHECKING:
@@ -27,12 +27,14 @@ SUPPORTS: Final = frozenset({"444", "422", "420", "440", "gray"})
 
 _HARDWARE: Final = 3
 _LUMA, _RGB = 2, 3
-# A strict reader finds some broken files. Interpolated colours cost the engines nothing and are
-# what libjpeg-turbo has: equal but for 1 level; without it colour edges differ by up to 41 levels.
-_STRICT, _INTERPOLATE = 1 << 2, 1 << 5
-# Streams share few queues of the hardware, and the library's pipeline waits for itself through the
-# queue that training keeps full: 1,000 pictures a second beside a training, 12,300 without it.
-_NO_PIPELINE = 1
+# Interpolated colours cost the engines nothing and are what libjpeg-turbo has: equal but for 1
+# level; without it colour edges differ by up to 41. Not strict: that finds stray markers, which
+# workers have looked for (`is_regular`), and takes the calling thread 50 microseconds a picture.
+_INTERPOLATE = 1 << 5
+# The library's pipeline has a stream for each engine. Where streams share few queues of the
+# hardware, it waits for itself through the one that training keeps full: 1,000 pictures a second
+# beside a training, 12,300 without it. With a queue for each stream it is 21,200, 15,600 without.
+_NO_PIPELINE, _QUEUES_OF_PIPELINE = 1, 16
 _REFUSALS: Final = {7: "this GPU has no JPEG engines", 9: "this GPU has no JPEG engines"}
 # Statuses that speak of one picture: wrong parameter, broken, not supported, incomplete.
 _ABOUT_A_PICTURE: Final = frozenset({2, 3, 4, 10})
@@ -44,7 +46,7 @@ _ROOM: Final = 1.25
 
 def supports(kind: Kind) -> bool:
     """Say whether the engines decode this kind; asked by workers, so no GPU is needed."""
-    whole = kind.is_common and kind.baseline and kind.interleaved
+    whole = kind.is_common and kind.has_one_scan
     return whole and kind.subsampling in SUPPORTS
 
 
@@ -65,7 +67,9 @@ class NvjpegDecoder:
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
         self._prepared: tuple[int, int] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
-        flags = _STRICT | _INTERPOLATE | _NO_PIPELINE
+        flags = _INTERPOLATE
+        if gpu_queues() < _QUEUES_OF_PIPELINE:
+            flags |= _NO_PIPELINE
         with self._on_device():
             status = library.nvjpegCreateEx(
                 _HARDWARE, None, None, flags, ctypes.byref(self._handle)

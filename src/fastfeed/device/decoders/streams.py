@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+
 import torch
+
+_CUDAS_QUEUES = 8
+
+
+def gpu_queues() -> int:
+    """Return how many queues of the hardware streams are spread over, as CUDA was told."""
+    with suppress(KeyError, ValueError):
+        return int(os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+    return _CUDAS_QUEUES
 
 
 def stream_handle(device: torch.device) -> int:
