@@ -58,8 +58,10 @@ class Pinner:
             return
         # One budget for all loaders of the process: training and validation share it.
         left = self._budget - sum(one.asked for one in list(_living))
-        if not asked:  # the whole of what it will need in one piece, if that can be
-            stop = max(stop, min(stop * self._batches, left // _STEP * _STEP))
+        # All that it will need, in one piece if that can be: batches differ in size, and the places
+        # of smaller ones leave gaps.
+        needed = stop if asked else stop * self._batches
+        stop = max(stop, min(needed + needed // 4, asked + left // _STEP * _STEP))
         stop = min(-(-stop // _STEP) * _STEP, region.capacity)
         if stop - asked > left:
             self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")
@@ -76,6 +78,11 @@ class Pinner:
     def asked(self) -> int:
         """Bytes that are registered, or are going to be."""
         return sum(self._asked.values())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is to be registered still; the driver does little else meanwhile."""
+        return self.refused is None and self.nbytes < self.asked
 
     def pieces(self, address: int, nbytes: int) -> Iterator[tuple[int, int]]:
         """Yield the parts [start, stop) of memory at `address` that may be copied at once."""

@@ -64,7 +64,10 @@ class Transfer:
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
         pieces = self._pinner.pieces(tensor.data_ptr(), spanned * tensor.element_size())
-        return tensor if len(list(pieces)) <= 1 else tensor.clone()
+        if len(list(pieces)) <= 1:
+            return tensor
+        is_cuda = self._device.target.type == "cuda"
+        return torch.empty_like(tensor, pin_memory=is_cuda).copy_(tensor)
 
     def fill(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy a dense tensor into one of the same strides on the device."""
