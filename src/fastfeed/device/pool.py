@@ -90,6 +90,10 @@ class DevicePool:
         share = self._share.ask(ask.generation, ask.number, samples=samples)
         self._tell(lambda: self._inner.send(worker, ask._replace(share=share)))
 
+    def under_way(self, worker: int) -> int:
+        """Return how many jobs a worker has of which no result was received."""
+        return self._inner.under_way(worker)
+
     def _tell(self, job: Callable[[], None]) -> None:
         try:
             job()
@@ -201,7 +205,9 @@ class DevicePool:
             raise RuntimeError("a batch that is not on the device is not delivered")
         self._leave(arrival)
         batch = self._output.deliver(moved)
-        self._share.delivered(arrival.result, moved)
+        pinner = self._stage.pinner
+        is_typical = pinner is None or not pinner.is_behind
+        self._share.delivered(arrival.result, moved, is_typical=is_typical)
         arrival.moved = None
         return arrival.opened._replace(batch=batch)
 

@@ -43,11 +43,11 @@ class Share:
         finally:
             self._wait_s += time.perf_counter() - started
 
-    def delivered(self, result: Result, moved: Moved) -> None:
-        """Tell the tuner of a batch that the consumer has now."""
+    def delivered(self, result: Result, moved: Moved, *, is_typical: bool) -> None:
+        """Tell the tuner of a batch that the consumer has now, if its times say something."""
         share, samples = self._asked.pop((result.generation, result.number), (0.0, 0))
         report = result.report
-        if isinstance(report, FeedReport) and samples:
+        if isinstance(report, FeedReport) and samples and is_typical:
             steps = report.steps_s
             decode_s, defer_s = steps.get("decode", 0.0), steps.get("defer", 0.0)
             self._tuner.observe(
