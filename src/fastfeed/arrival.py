@@ -89,6 +89,10 @@ class Pool(Protocol):
         """Give a worker the job of a batch."""
         ...
 
+    def under_way(self, worker: int) -> int:
+        """Return how many jobs a worker has of which no result was received."""
+        ...
+
     def receive(self, timeout: float | None) -> Arrival | None:
         """Return the next result, waiting for it; None if the time is over, or `interrupt` came."""
         ...

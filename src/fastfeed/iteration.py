@@ -23,10 +23,7 @@ from torch.utils.data.dataloader import (
 )
 
 from fastfeed.arrival import Ask
-from fastfeed.collating.fetch import (
-    has_state,
-    shards_under,
-)
+from fastfeed.collating.fetch import has_own_fetcher, has_state, shards_under
 from fastfeed.device.pool import DevicePool
 from fastfeed.exports.patience import on_terminal
 from fastfeed.indices import count_samples
@@ -84,6 +81,8 @@ class WorkerIterator(_BaseDataLoaderIter):
         if state is not None and state.base_seed is not None:
             self._base_seed = state.base_seed
         source = source_of(self, loader)
+        # Batches of shards are the same whoever makes them; other data sets may draw by worker.
+        self._alike = has_own_fetcher(source)
         self._path = path = loader.device_path(source)
         self._workforce = loader.workforce(
             path, one_by_one=self._dataset_kind == _MAP, alike=not self._keeps_state
@@ -209,24 +208,41 @@ class WorkerIterator(_BaseDataLoaderIter):
                 missing.discard(arrival.result.worker)
 
     def _dispatch(self) -> None:
-        """Ask the sampler for one more batch and give it to the next worker in turn."""
+        """Ask the sampler for one more batch and give it to a worker."""
         try:
             number, index = self._progress.next()
         except StopIteration:
             return
-        most = self._prefetch * self._num_workers // max(1, sum(self._active))
-        for _ in range(self._num_workers):
-            worker = next(self._cycle)
-            works = self._active[worker] and worker < self._workforce.in_use
-            if works and (self._in_order or self._tasks[worker] < most):
-                break
-        else:
+        worker = self._least_busy() if self._alike else self._next_in_turn()
+        if worker is None:
             return
         self._sent = number + 1
         self._owners[number] = worker
         self._samples[number] = count_samples(index) if self._auto_collation else 1
         self._tasks[worker] += 1
         self._pool.send(worker, Ask(self._generation, number, index, self._epoch))
+
+    def _next_in_turn(self) -> int | None:
+        """Return the worker that torch would give the next batch to, None if no more is given."""
+        most = self._prefetch * self._num_workers // max(1, sum(self._active))
+        for _ in range(self._num_workers):
+            worker = next(self._cycle)
+            works = self._active[worker] and worker < self._workforce.in_use
+            if works and (self._in_order or self._tasks[worker] < most):
+                return worker
+        return None
+
+    def _least_busy(self) -> int:
+        """Return the worker with the fewest jobs to do, of those whose memory is not full.
+
+        In turn, all would be as slow as the one that shares its core with the trainer.
+        """
+        workers = self._workforce.in_use
+        first = self._sent % workers
+        turns = (*range(first, workers), *range(first))
+        fit = [worker for worker in turns if self._tasks[worker] <= self._prefetch]
+        least: int = min(fit or turns, key=self._pool.under_way)
+        return least
 
     def _next_data(self) -> Any:
         if self._pool.closed:  # or another process's, where a thread may have left the lock closed

@@ -46,6 +46,8 @@ class ThreadPool:
         self._results: queue.SimpleQueue[ThreadArrival | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._jobs: list[queue.SimpleQueue[Job | None]] = []
+        # Two counts, as one thread may send while another receives.
+        self._sent, self._received = [0] * len(setups), [0] * len(setups)
         self._threads: list[threading.Thread] = []
         self._source, self._setups = source, setups
         try:
@@ -87,13 +89,19 @@ class ThreadPool:
         """Have a worker begin an epoch; a new one begins with its first job."""
         self._must_be_open()
         if worker < len(self._jobs):
+            self._sent[worker] += 1
             self._jobs[worker].put(Job(generation, None, None, 0, [], told))
 
     def send(self, worker: int, ask: Ask) -> None:
         """Give a worker a job."""
         self._must_be_open()
         job = Job(ask.generation, ask.number, ask.index, ask.epoch, [], share=ask.share)
+        self._sent[worker] += 1
         self._jobs[worker].put(job)
+
+    def under_way(self, worker: int) -> int:
+        """Return how many jobs a worker has of which no result was received."""
+        return self._sent[worker] - self._received[worker]
 
     def receive(self, timeout: float | None) -> ThreadArrival | None:
         """Return the next result, waiting for it; None if the time is over, or `interrupt` came.
@@ -102,9 +110,12 @@ class ThreadPool:
         """
         self._must_be_open()
         try:
-            return self._results.get(timeout=timeout)
+            arrival = self._results.get(timeout=timeout)
         except queue.Empty:
             return None
+        if arrival is not None:
+            self._received[arrival.result.worker] += 1
+        return arrival
 
     def watch_for_interrupts(self) -> None:
         """Nothing is needed."""

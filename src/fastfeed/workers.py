@@ -194,6 +194,10 @@ class WorkerPool:
             job = Job(ask.generation, ask.number, ask.index, ask.epoch, free, share=ask.share)
             self._post(worker, job)
 
+    def under_way(self, worker: int) -> int:
+        """Return how many jobs a worker has of which no result was received."""
+        return len(self._workers[worker].jobs)
+
     @contextmanager
     def _opened(self) -> Iterator[None]:
         """Keep another thread from ending the workers between the look whether they live and a job.

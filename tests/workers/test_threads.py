@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from fastfeed.errors import OptionError
+from fastfeed.iteration import WorkerIterator
 from fastfeed.loader import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -89,6 +91,37 @@ def test_exceptions_are_raised_as_they_are(leak_gauge):
     with pytest.raises(RuntimeError, match="StopIteration"):
         next(batches)
     assert [batch.item() for batch in batches] == [6, 7]
+
+
+def test_a_batch_of_shards_goes_to_who_has_least_to_do():
+    """Not to a worker that is behind, nor to one whose memory is full; else in turn."""
+    tasks, under_way = [2, 2, 3, 1], [2, 0, 0, 1]
+    loop = SimpleNamespace(
+        _workforce=SimpleNamespace(in_use=4),
+        _tasks=tasks,
+        _prefetch=2,
+        _sent=3,
+        _pool=SimpleNamespace(under_way=under_way.__getitem__),
+    )
+    assert WorkerIterator._least_busy(loop) == 1
+    under_way[1] = 1
+    assert WorkerIterator._least_busy(loop) == 3
+    tasks[:] = [3] * 4
+    assert WorkerIterator._least_busy(loop) == 2
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_jobs_under_way_are_counted(kind):
+    """A job counts from when it is sent until its result was received."""
+    options = {"num_workers": 2, "worker_kind": kind, "persistent_workers": True}
+    loader = DataLoader(Items(7), 1, **options)
+    for _ in range(2):
+        batches = iter(loader)
+        list(batches)
+        assert [batches._pool.under_way(worker) for worker in (0, 1)] == [0, 0]
+    batches = iter(DataLoader(Items(7), 1, **options))
+    assert [batches._pool.under_way(worker) for worker in (0, 1)] == [2, 2]
+    assert len(list(batches)) == 7
 
 
 def test_failing_start():
