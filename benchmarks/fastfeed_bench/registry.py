@@ -48,6 +48,10 @@ _PEERS = {
         ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
         f"import nvidia.dali.plugin.pytorch; {_CUDA}",
     ),
+    "dali-gpu-wide": (
+        ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+        f"import nvidia.dali.plugin.pytorch; {_CUDA}",
+    ),
     "torchvision-gpu": (("torchvision",), f"import torchvision.io; {_CUDA}"),
     "tar": ((), _FIND_TAR),
     "zstd": ((), _FIND_ZSTD),

@@ -70,12 +70,19 @@ def test_every_network_is_fed_from_both_sources(cases):
         assert {case.name for case in cases("train-feed", quick=quick)} == names
 
 
-def test_systems_of_a_case_meet_in_one_process_and_cases_do_not(cases):
-    """All systems of a case are told one meeting; the made-up batches come first and host it."""
+def test_systems_of_a_case_meet_by_their_queues_and_cases_do_not(cases):
+    """Ours has the queues that it asks CUDA for, peers CUDA's own, DALI both; each its process."""
     made = cases("train-feed")
-    meetings = [{system.settings["meeting"] for system in case.systems} for case in made]
-    assert all(len(one) == 1 for one in meetings)
-    assert len(set().union(*meetings)) == len(made)
+    for case in made:
+        queues = {system.name: system.settings["queues"] for system in case.systems}
+        assert queues.pop("dali-gpu-wide") == queues.pop("synthetic") == queues.pop(OURS) == 32
+        assert set(queues.values()) == {8}
+        meetings = {system.name: system.settings["meeting"] for system in case.systems}
+        assert meetings["synthetic"] == meetings[OURS]
+        assert len({meetings[name] for name in queues}) == 1
+        assert len({meetings[OURS], meetings["dali-gpu"], meetings["dali-gpu-wide"]}) == 3
+    everywhere = {system.settings["meeting"] for case in made for system in case.systems}
+    assert len(everywhere) == 3 * len(made)
     assert {case.systems[0].name for case in made} == {"synthetic"}
 
 

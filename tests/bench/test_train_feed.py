@@ -205,6 +205,7 @@ def settings(system_path):
     return {
         "meeting": f"fastfeed-test-{secrets.token_hex(8)}",
         "key": secrets.token_hex(8),
+        "queues": 8,
         "sessions": "hub_sessions:Turn",
     }
 

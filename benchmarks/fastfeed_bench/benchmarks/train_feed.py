@@ -64,16 +64,21 @@ def _case(context: Context, network: Network, source: str, data: Settings) -> Ca
         "key": secrets.token_hex(16),
         "sessions": _SESSIONS,
     }
+    # As CUDA has it, and as `import fastfeed` does; loaders in one process would share the queues.
+    peers = {**settings, "meeting": f"{settings['meeting']}-8", "queues": 8}
+    wide = {**settings, "meeting": f"{settings['meeting']}-32", "queues": 32}
+    dali = _dali_candidates(source, quick=context.quick)
     systems = [
         # First: the process that it starts outlives all the others.
-        _system(_SYNTHETIC, settings, ({},), role="reference"),
-        _system(OURS, settings, ({},), role="ours"),
-        _system("torch", settings, _WORKERS[:2] if context.quick else _WORKERS),
-        _system("dali-gpu", settings, _dali_candidates(source, quick=context.quick)),
+        _system(_SYNTHETIC, wide, ({},), role="reference"),
+        _system(OURS, wide, ({},), role="ours"),
+        _system("torch", peers, _WORKERS[:2] if context.quick else _WORKERS),
+        _system("dali-gpu", peers, dali),
+        _system("dali-gpu-wide", {**wide, "meeting": f"{wide['meeting']}-dali"}, dali),
     ]
     if source == "jpeg":
         readers = READERS[:1] if context.quick else READERS
-        systems.append(_system("torchvision-gpu", settings, readers))
+        systems.append(_system("torchvision-gpu", peers, readers))
     return Case(
         f"{network.name} batch {network.batch}, {source}",
         tuple(systems),
@@ -136,6 +141,6 @@ BENCHMARK = Benchmark(
     higher_is_better=True,
     summary="ResNet-18 and ResNet-50 trained on one GPU from JPEG and from ready-made pictures",
     cases=_cases,
-    peers=(_SYNTHETIC, "torch", "dali-gpu", "torchvision-gpu"),
+    peers=(_SYNTHETIC, "torch", "dali-gpu", "dali-gpu-wide", "torchvision-gpu"),
     finish=labelled,
 )

@@ -1,10 +1,11 @@
-"""train-feed: the one process that all systems of a case share, and the session that asks it.
+"""train-feed: the process that systems of a case share, and the session that asks it.
 
 Compiling a ResNet takes longer than all turns of a system, and two processes on one GPU take its
 time from each other. So the trainer is compiled once, in a process of its own, the hub. It is
 started by the first driver that finds none; all drivers only pass questions on. It does one thing
 at a time, in its main thread, and ends with the last driver; it belongs to the process group of the
-first, which the harness ends last.
+first, which the harness ends last. What must not be the same for all, such as how many queues CUDA
+uses, makes hubs of their own, of which one trains at a time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
     Opener = Callable[[Settings], Session]
     Question = tuple[Connection, dict[str, Any] | None]
+
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""How many queues of the hardware streams are spread over; CUDA reads it when it starts."""
 
 _CLOSE_S = 10.0
 
@@ -89,6 +93,7 @@ def _start(settings: Settings) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "fastfeed_bench.systems.train_hub"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        env={**os.environ, QUEUES: str(settings["queues"])},
     )
     assert hub.stdin is not None  # noqa: S101 - both were asked for
     assert hub.stdout is not None  # noqa: S101
@@ -197,7 +202,6 @@ def open_beside_trainer(settings: Settings) -> Session:
 
 @cache
 def _trainer(name: str) -> Trainer:
-    import fastfeed  # noqa: F401 - before CUDA starts: it has streams use all queues, for all systems
     from fastfeed_bench.networks import NETWORKS
     from fastfeed_bench.systems.gpu_meter import cuda_device
     from fastfeed_bench.train import make_trainer

@@ -149,5 +149,6 @@ _WAYS: dict[str, Callable[[Trainer, Settings, Pace], Way]] = {
     "fastfeed": Fastfeed,
     "torch": Torch,
     "dali-gpu": Dali,
+    "dali-gpu-wide": Dali,
     "torchvision-gpu": Torchvision,
 }
