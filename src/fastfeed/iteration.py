@@ -7,7 +7,6 @@ augmentations are the same to the bit.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -23,6 +22,7 @@ from torch.utils.data.dataloader import (
 )
 
 from fastfeed.arrival import Ask
+from fastfeed.assignment import Assignment
 from fastfeed.collating.fetch import has_own_fetcher, has_state, shards_under
 from fastfeed.device.pool import DevicePool
 from fastfeed.exports.patience import on_terminal
@@ -148,10 +148,10 @@ class WorkerIterator(_BaseDataLoaderIter):
         self._generation += 1
         self._sent = self._next = 0
         self._patience = on_terminal()
-        self._owners: dict[int, int] = {}
+        self._given = Assignment(
+            self._num_workers, prefetch=self._prefetch, in_order=self._in_order
+        )
         self._samples: dict[int, int] = {}
-        self._active = [True] * self._num_workers
-        self._tasks = [0] * self._num_workers
         if not first_iter:
             for worker in range(self._num_workers):
                 self._pool.begin(worker, generation=self._generation, told=loader.told_epoch())
@@ -191,10 +191,8 @@ class WorkerIterator(_BaseDataLoaderIter):
             if iterable:
                 progress.next_worker = first_worker = state.next_worker
                 progress.ended = list(state.ended)
-                self._active = [not ended for ended in state.ended]
-        self._cycle = itertools.cycle(
-            (first_worker + turn) % self._num_workers for turn in range(self._num_workers)
-        )
+                self._given.active = [not ended for ended in state.ended]
+        self._given.begin_with(first_worker)
 
     def _await_places(self) -> None:
         """Wait until each worker has said in which state its data set begins the epoch."""
@@ -213,36 +211,17 @@ class WorkerIterator(_BaseDataLoaderIter):
             number, index = self._progress.next()
         except StopIteration:
             return
-        worker = self._least_busy() if self._alike else self._next_in_turn()
+        in_use = self._workforce.in_use
+        if self._alike:
+            worker: int | None = self._given.least_busy(in_use, number, self._pool.under_way)
+        else:
+            worker = self._given.next_in_turn(in_use)
         if worker is None:
             return
         self._sent = number + 1
-        self._owners[number] = worker
+        self._given.give(number, worker)
         self._samples[number] = count_samples(index) if self._auto_collation else 1
-        self._tasks[worker] += 1
         self._pool.send(worker, Ask(self._generation, number, index, self._epoch))
-
-    def _next_in_turn(self) -> int | None:
-        """Return the worker that torch would give the next batch to, None if no more is given."""
-        most = self._prefetch * self._num_workers // max(1, sum(self._active))
-        for _ in range(self._num_workers):
-            worker = next(self._cycle)
-            works = self._active[worker] and worker < self._workforce.in_use
-            if works and (self._in_order or self._tasks[worker] < most):
-                return worker
-        return None
-
-    def _least_busy(self) -> int:
-        """Return the worker with the fewest jobs to do, of those whose memory is not full.
-
-        In turn, all would be as slow as the one that shares its core with the trainer.
-        """
-        workers = self._workforce.in_use
-        first = self._sent % workers
-        turns = (*range(first, workers), *range(first))
-        fit = [worker for worker in turns if self._tasks[worker] <= self._prefetch]
-        least: int = min(fit or turns, key=self._pool.under_way)
-        return least
 
     def _next_data(self) -> Any:
         if self._pool.closed:  # or another process's, where a thread may have left the lock closed
@@ -259,7 +238,6 @@ class WorkerIterator(_BaseDataLoaderIter):
         while True:
             arrival = self._await_next()
             result = arrival.result
-            self._tasks[result.worker] -= 1
             samples = self._samples.pop(result.number)
             self._progress.deliver(result.number, worker=result.worker, state=result.state)
             try:
@@ -284,7 +262,7 @@ class WorkerIterator(_BaseDataLoaderIter):
 
     def _refill(self) -> None:
         """Ask for one more batch, as torch does; or for as many as the workers in use now need."""
-        missing = self._prefetch * self._workforce.in_use - len(self._owners)
+        missing = self._prefetch * self._workforce.in_use - len(self._given)
         for _ in range(missing if self._workforce.is_tuned else 1):
             self._ask(self)
 
@@ -292,11 +270,11 @@ class WorkerIterator(_BaseDataLoaderIter):
         """Note for a checkpoint whose turn it is, and which workers have given all they had."""
         waiting = {arrival.result.worker for arrival in self._arrived.values()}
         self._progress.ended = [
-            not active and worker not in waiting for worker, active in enumerate(self._active)
+            not active and worker not in waiting for worker, active in enumerate(self._given.active)
         ]
         for number in range(self._next, self._sent):
-            owner = self._owners.get(number)
-            if owner is not None and (number in self._arrived or self._active[owner]):
+            owner = self._given.owner(number)
+            if owner is not None and (number in self._arrived or self._given.active[owner]):
                 self._progress.next_worker = owner
                 return
 
@@ -304,11 +282,11 @@ class WorkerIterator(_BaseDataLoaderIter):
         """Return the next result in turn; StopIteration when all were delivered."""
         while True:
             while self._next < self._sent:
-                owner = self._owners.get(self._next)
-                if owner is not None and (self._next in self._arrived or self._active[owner]):
+                owner = self._given.owner(self._next)
+                if owner is not None and (self._next in self._arrived or self._given.active[owner]):
                     break
                 # It was delivered out of order, or its worker ended before it came to this one.
-                self._owners.pop(self._next, None)
+                self._given.forget(self._next)
                 self._next += 1
             else:
                 stay = self._persistent_workers
@@ -324,7 +302,7 @@ class WorkerIterator(_BaseDataLoaderIter):
             else:
                 self._collect()
                 continue
-            del self._owners[number]
+            self._given.delivered(number)
             return self._arrived.pop(number)
 
     def _collect(self) -> None:
@@ -344,8 +322,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         elif result.number == BEGUN:
             self._progress.begun_with(result.worker, result.state)
         elif result.ended:
-            self._active[result.worker] = False
-            self._owners.pop(result.number, None)
+            self._given.ended(result.number, result.worker)
             self._samples.pop(result.number, None)
             self._progress.ended_with(result.worker, result.state)
             self._dispatch()
@@ -356,7 +333,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         """Say what the loop waits for, to a person."""
         if not self._in_order:
             return "a batch"
-        owner, ready = self._owners.get(self._next), len(self._arrived)
+        owner, ready = self._given.owner(self._next), len(self._arrived)
         words = "the first batch" if self._num_yielded == 0 else f"batch {self._next}"
         staging = "" if self._shards is None else self._shards.fastfeed_under_way()
         return f"{words} of worker {owner}{staging}, {ready} more ready"

@@ -73,7 +73,7 @@ def test_jobs_under_way_follow_the_number(monkeypatch):
     under_way = []
     for _ in range(12):
         next(iterator)
-        under_way.append(len(iterator._owners))
+        under_way.append(len(iterator._given))
     assert under_way[0] == 6
     assert 2 in under_way
     assert under_way[-1] == 6

@@ -24,7 +24,7 @@ ORDER = [
     {"collating"},
     {"readahead", "parcel", "indices"},
     {"feed", "worker", "progress", "workforce"},
-    {"arrival"},
+    {"arrival", "assignment"},
     {"process", "inprocess", "device"},
     {"workers", "threads", "dataset"},
     {"iteration", "arguments"},

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from fastfeed.assignment import Assignment
 from fastfeed.errors import OptionError
-from fastfeed.iteration import WorkerIterator
 from fastfeed.loader import DataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -95,19 +94,17 @@ def test_exceptions_are_raised_as_they_are(leak_gauge):
 
 def test_a_batch_of_shards_goes_to_who_has_least_to_do():
     """Not to a worker that is behind, nor to one whose memory is full; else in turn."""
-    tasks, under_way = [2, 2, 3, 1], [2, 0, 0, 1]
-    loop = SimpleNamespace(
-        _workforce=SimpleNamespace(in_use=4),
-        _tasks=tasks,
-        _prefetch=2,
-        _sent=3,
-        _pool=SimpleNamespace(under_way=under_way.__getitem__),
-    )
-    assert WorkerIterator._least_busy(loop) == 1
+    given = Assignment(4, prefetch=2, in_order=True)
+    for number, worker in enumerate((0, 0, 1, 1, 2, 2, 2, 3)):
+        given.give(number, worker)
+    under_way = [2, 0, 0, 1]
+    assert given.least_busy(4, 3, under_way.__getitem__) == 1
     under_way[1] = 1
-    assert WorkerIterator._least_busy(loop) == 3
-    tasks[:] = [3] * 4
-    assert WorkerIterator._least_busy(loop) == 2
+    assert given.least_busy(4, 3, under_way.__getitem__) == 3
+    assert given.least_busy(2, 3, under_way.__getitem__) == 1
+    for number, worker in enumerate((0, 1, 3, 3), start=8):
+        given.give(number, worker)
+    assert given.least_busy(4, 3, under_way.__getitem__) == 2
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
