@@ -76,6 +76,27 @@ def test_a_request_costs_the_frames_that_it_touches():
     assert inner.advised == [(table.places[1], table.ends[2] - table.places[1])]
 
 
+def test_a_frame_that_others_go_on_with_is_decoded_as_far_as_it_is_read():
+    """Who reads every other batch decodes no rests for nothing, and who reads all nothing twice."""
+    contents = [bytes([n]) * 200_000 + os.urandom(200_000) for n in range(8)]
+    expected, file = b"".join(contents), files.seekable(*contents)
+    inner = files.Memory(file)
+    table = read_table(inner, "s")
+    inner.reads.clear()
+    shard = CompressedShard(inner, table, name="s")
+    step = 900_000
+    assert b"".join(shard.read_at(n, step) for n in range(0, len(expected), step)) == expected
+    assert sum(size for _, size in inner.reads) == table.ends[-1]
+
+    damaged = bytearray(file)
+    damaged[table.ends[6] - 100] ^= 1  # in the rest of a frame that the second request begins
+    shard = CompressedShard(files.Memory(damaged), table, name="s")
+    for start in (0, 2 * step - 200_000):
+        assert shard.read_at(start, step) == expected[start : start + step]
+    with pytest.raises(ShardError, match="damaged zstd frame"):
+        shard.read_at(2_500_000, 10)
+
+
 def test_the_cache_is_bounded_and_keeps_what_was_used_last():
     """Frames of all shards share its bytes; a copy for another process is empty."""
     cache = FrameCache(10_000)

@@ -44,19 +44,25 @@ _REQUEST = 8 << 20
 _WAY_OUT = "Copy or build the shard again"
 
 
-class _OfThread(threading.local):
-    """The decompressor of each thread; it also serves the process that a thread forks."""
+_OF_THREAD = threading.local()
 
-    def __init__(self) -> None:
+
+def _decompressor() -> ZstdDecompressor:
+    """Return that of the thread; it also serves the process that a thread forks."""
+    try:
+        own: ZstdDecompressor = _OF_THREAD.decompressor
+    except AttributeError:
         import zstandard
 
-        self.decompressor: ZstdDecompressor = zstandard.ZstdDecompressor()
+        own = _OF_THREAD.decompressor = zstandard.ZstdDecompressor()
+    return own
 
 
 class CompressedShard:
     """The tar in a seekable `.tar.zst`. Safe to use from several threads and after a fork.
 
-    Every frame is compared with the table: its sizes before memory is asked for, and its checksum.
+    Every frame is compared with the table: its sizes before memory is asked for, and its checksum
+    if all of it is decoded.
     """
 
     def __init__(
@@ -67,7 +73,6 @@ class CompressedShard:
         self._name = name
         self._cache = FrameCache() if cache is None else cache
         self._base = self._cache.base()
-        self._own = _OfThread()
 
     @property
     def size(self) -> int:
@@ -123,12 +128,15 @@ class CompressedShard:
                 stored = data[self._table.places[number] - base : self._table.ends[number] - base]
                 start = starts[number] - offset
                 stop = starts[number + 1] - offset
-                if start < 0 or stop > len(buffer):
+                cut = stop > len(buffer)
+                if start < 0 or (cut and self._cache.goes_on(self._base + number)):
                     self._place(self._keep(number, stored), number, offset, buffer)
                 elif not self._decode_into(number, stored, buffer[start:stop]):
-                    buffer[start:stop] = self._decode(number, stored)
+                    self._place(self._decode(number, stored), number, offset, buffer)
 
-    def _place(self, frame: memoryview, number: int, offset: int, buffer: memoryview) -> None:
+    def _place(
+        self, frame: bytes | memoryview, number: int, offset: int, buffer: memoryview
+    ) -> None:
         """Copy the part of a frame that a request for `buffer` at `offset` wants."""
         start = self._table.starts[number] - offset
         skipped = max(0, -start)
@@ -175,7 +183,7 @@ class CompressedShard:
             told = zstandard.get_frame_parameters(stored)
             if told.content_size not in {size, zstandard.CONTENTSIZE_UNKNOWN}:
                 self._fail(f"has a frame of {told.content_size:,} bytes, not {size:,}", number)
-            content = self._own.decompressor.decompress(
+            content = _decompressor().decompress(
                 stored, max_output_size=size, allow_extra_data=False
             )
         except zstandard.ZstdError as error:
@@ -195,17 +203,19 @@ class CompressedShard:
         """Decode a frame to where it is wanted, if that proves it as well; says whether it did.
 
         The table has the same checksum as a frame that ends with one: a frame that begins and ends
-        as it should, and whose content the library has compared with its end, is whole.
+        as it should, and whose content the library has compared with its end, is whole. Of a frame
+        that ends behind the buffer no more is decoded, and so its content is not compared.
         """
         import zstandard
 
         checksums = self._table.checksums
+        size = self._table.starts[number + 1] - self._table.starts[number]
         try:
             told = zstandard.get_frame_parameters(stored)
-            fits = told.content_size == len(buffer) and told.has_checksum and told.dict_id == 0
+            fits = told.content_size == size and told.has_checksum and told.dict_id == 0
             if checksums is None or not fits or stored[-4:] != checksums[number]:
                 return False
-            reader = self._own.decompressor.stream_reader(stored, read_across_frames=False)
+            reader = _decompressor().stream_reader(stored, read_across_frames=False)
             with reader:
                 return bool(reader.readinto(buffer) == len(buffer))
         except zstandard.ZstdError:

@@ -26,6 +26,10 @@ class FrameCache:
         self._used: dict[int, int] = {}
         self._clock = count()
         self._shards = count()
+        self._last = -1
+        """The frame in which a request ended last that did not find it here."""
+        self._goes_on = True
+        """Whether it was asked for again."""
 
     def base(self) -> int:
         """Return the number from which on a shard numbers its frames."""
@@ -33,10 +37,21 @@ class FrameCache:
 
     def get(self, key: int) -> memoryview | None:
         """Return a frame, if it is kept."""
+        if key == self._last:
+            self._goes_on = True
         frame = self._frames.get(key)
         if frame is not None:
             self._used[key] = next(self._clock)
         return frame
+
+    def goes_on(self, key: int) -> bool:
+        """Say whether the rest of a frame will be asked for in which a request ends.
+
+        As it was with the one before: of several processes that read in order each goes on
+        elsewhere, one alone goes on there.
+        """
+        went_on, self._goes_on, self._last = self._goes_on, False, key
+        return went_on
 
     def put(self, key: int, frame: memoryview) -> None:
         """Keep a frame, and let go of those that were not used for longest."""
