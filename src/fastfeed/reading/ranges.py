@@ -31,6 +31,9 @@ def merge(offsets: NDArray[np.int64], sizes: NDArray[np.int64], *, gap: int) -> 
     if not len(offsets):
         nothing = np.zeros(0, np.int64)
         return Runs(nothing, nothing, nothing)
+    gaps = offsets[1:] - offsets[:-1] - sizes[:-1]
+    if bool(((gaps >= 0) & (gaps <= gap)).all()):  # neighbours in order: one request
+        return Runs(offsets[:1], offsets[-1:] + sizes[-1:] - offsets[:1], offsets - offsets[0])
     order = np.argsort(offsets, kind="stable")
     begins = offsets[order]
     # The furthest byte that any range so far reaches: a long range may hide short ones after it.

@@ -148,7 +148,7 @@ def _read_far(opened: OpenShard, offset: int, into: memoryview) -> None:
 
 def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) -> Iterator[_Part]:
     numbers, rows = shards.locate(indices)
-    held: list[int] = np.unique(numbers).tolist()
+    held: list[int] = sorted(set(numbers.tolist()))
     for shard, opened in zip(held, shards.open_all(held), strict=True):
         samples = np.flatnonzero(numbers == shard)
         here = rows[samples]
@@ -156,7 +156,8 @@ def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) 
         opened.index.let_pages_go()
         present = cells[..., _HEADER] != MISSING
         _check_bounds(shards, shard, here, cells=cells, present=present, fields=fields)
-        wanted = cells[present].view(np.int64)
+        # Half the time of cells[present].
+        wanted = cells.reshape(-1, 4).compress(present.ravel(), axis=0).view(np.int64)
         runs = merge(wanted[:, _OFFSET], wanted[:, _SIZE], gap=GAP)
         yield _Part(shard, opened, samples, here, cells, present, runs)
 
@@ -224,13 +225,12 @@ def _verify(
     recorded = part.present & (checksums != 0)
     begins = starts[recorded]
     ends = begins + part.cells[..., _SIZE][recorded].view(np.int64)
-    digest = xxhash.xxh3_64_intdigest
+    digest = xxhash.xxh3_64_digest
+    found = b"".join(
+        [digest(view[begin:end]) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    )
     # A digest of 0 is kept as 1, since 0 stands for none.
-    found = [
-        digest(view[begin:end]) or 1
-        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
-    ]
-    wrong = np.array(found, np.uint64) != checksums[recorded]
+    wrong = np.maximum(np.frombuffer(found, ">u8"), 1) != checksums[recorded]
     if wrong.any():
         i, j = np.argwhere(recorded)[wrong][0].tolist()
         error = ChecksumError(
