@@ -8,6 +8,7 @@ import pickle
 import random
 import signal
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -351,6 +352,37 @@ def test_one_shard_has_one_deadline(make_waiting):
     assert not follower.wait_for(shards.sources[3], until=0)
     assert follower._waits_from == 0  # the next one is waited for
     part.discard()
+
+
+class Late(Shelf):
+    """A shelf on which a shard arrives between the looks at its file and at its part."""
+
+    def parts(self):
+        self.arrive()
+        return []
+
+
+def test_a_shard_done_between_two_looks_is_not_waited_for(make_waiting, far, bring):
+    """What came meanwhile is there, however long the stager goes on bringing others."""
+    shards, follower = make_waiting(Late)
+    stuck, go_on = threading.Event(), threading.Event()
+
+    def hook(verb, name):
+        if verb == "read" and threading.current_thread().name.startswith("fastfeed-stage"):
+            stuck.set()
+            go_on.wait(30)
+
+    far.hook = hook
+    follower._stager = Stager(follower._shelf, far.open, threads=1)
+    follower._stager.want(shards.sources[1:])
+    assert stuck.wait(30)
+    follower._shelf.arrive = lambda: bring(follower._shelf, far, shards.sources[0])
+    until = time.monotonic() + 5
+    assert not follower.wait_for(shards.sources[0], until=until)
+    assert time.monotonic() < until
+    shards.sample(5)
+    assert shards.staged.counts().far_bytes == 0
+    go_on.set()
 
 
 def test_a_part_that_begins_is_no_dead_one(make_waiting, monkeypatch):

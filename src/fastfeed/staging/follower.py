@@ -145,7 +145,7 @@ class Follower:
                 return self._wait_for_part(path, seconds, after_others=len(waited) > 1)
         # Where the reading enters a window, it may be faster than the stager, which was just told.
         stager = self._stager
-        return stager is not None and stager.considers(source.name, seconds)
+        return stager is not None and stager.considers(source, seconds)
 
     def _wait_for_part(self, path: Path, seconds: float, *, after_others: bool) -> bool:
         try:

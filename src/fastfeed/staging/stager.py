@@ -143,12 +143,13 @@ class Stager:
         with self._changed:
             return self._changed.wait_for(self._is_idle, seconds)
 
-    def considers(self, name: str, seconds: float) -> bool:
+    def considers(self, source: Source, seconds: float) -> bool:
         """Wait until a shard is begun or is not going to be; False if that was so already."""
 
         def is_known() -> bool:
-            known = name in self._under_way or name in self._failed
-            return self._closed or known or self._idle_at == self._version
+            known = source.name in self._under_way or source.name in self._failed
+            # Begun and done it is also known, else it would be waited for until all are there.
+            return self._closed or known or self._idle_at == self._version or source in self._shelf
 
         with self._changed:
             return not is_known() and self._changed.wait_for(is_known, seconds)
