@@ -140,7 +140,7 @@ def test_c17_killed_at_any_instant(tmp_path, far, processes, settle, seed):
     shelf = Shelf(folder, cache.nbytes)  # the next start
     left = look_into(folder, far, sources)
     assert [name for name in left if not name.endswith(".shard")] == []
-    assert shelf.contents().nbytes <= shelf.budget
+    assert shelf.nbytes() <= shelf.budget
     assert ends(start(other)) == [0]
     assert all(name.endswith(".shard") for name in look_into(folder, far, sources))
 

@@ -66,7 +66,7 @@ def test_the_budget_holds(far, make_shelf, bring):
     for source in sources[:2]:
         bring(shelf, far, source)
     part = shelf.reserve(sources[2])
-    assert shelf.contents().nbytes == 3 * sources[0].size
+    assert shelf.nbytes() == 3 * sources[0].size
     os.utime(shelf.folder / f"{sources[1].name}.shard", (1, 1))
     bring(shelf, far, sources[3])
     assert sources[0] in shelf
@@ -380,5 +380,5 @@ def test_threads_of_one_process(far, make_shelf, bring, leak_gauge):
         thread.start()
     for thread in threads:
         thread.join()
-    assert shelf.contents().nbytes <= shelf.budget
-    assert len(shelf.contents().shards) == 4
+    assert shelf.nbytes() <= shelf.budget
+    assert len(shelf.shards()) == 4

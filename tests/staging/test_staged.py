@@ -599,7 +599,7 @@ def test_few_files_are_held_however_many_shards_a_window_has(make_shards, settle
     for index in range(0, 80, 5):
         shards.sample(index)
         assert sum(shard._file is not None for shard in shards.open) <= 3
-    assert shards.open[7].is_near
+    assert shards.open[7].is_near()
     assert shards.staged.counts().far_bytes == 0
     shards.staged.close()
 

@@ -61,7 +61,7 @@ def test_all_that_is_wanted_is_brought(far, make_shelf, make_stager, leak_gauge,
         with shelf.get(source) as file:
             assert file.read_at(0, file.size) == far.content(source)
     assert sum(far.count().values()) == sum(source.size for source in sources)
-    assert stager.staged_bytes == shelf.contents().nbytes
+    assert stager.staged_bytes == shelf.nbytes()
     stager.close()
     assert all(name.endswith(".shard") for name in names(shelf))
 

@@ -128,12 +128,12 @@ def test_one_budget_with_the_shelf(shards, tmp_path):
             reserved.path.rename(cache / f"{source.name}.shard")  # published, unchecked
     for path in shards[:3]:
         inflated(path, cache, budget).close()
-        assert inflated_bytes(cache) + shelf.contents().nbytes <= budget
-    assert len(there(cache)) == 1 + 2 * (not shelf.contents().shards)
+        assert inflated_bytes(cache) + shelf.nbytes() <= budget
+    assert len(there(cache)) == 1 + 2 * (not shelf.shards())
     larger = Source("s3://b/9.tar", 4 * SIZE, tag="x")
     reserved = shelf.reserve(larger)
     assert not isinstance(reserved, Refusal)
-    assert inflated_bytes(cache) + shelf.contents().nbytes <= budget
+    assert inflated_bytes(cache) + shelf.nbytes() <= budget
     reserved.discard()
     assert (cache / MARKER).exists()
 

@@ -117,8 +117,8 @@ def _read(
             chosen[part.present] = part.runs.places + base
             starts[part.samples] = chosen
             sizes[part.samples] = np.where(part.present, part.cells[..., _SIZE].view(np.int64), -1)
-            pool = None if part.opened.is_near else far
             with located(shard=part.opened.name):
+                pool = None if part.opened.is_near() else far
                 for offset, size in zip(
                     part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
                 ):

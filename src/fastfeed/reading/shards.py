@@ -58,11 +58,10 @@ class OpenShard:
     columns: dict[str, int]
     """Position of each field in `cells`."""
 
-    @property
     def is_near(self) -> bool:
-        """Whether reads go to a file of this machine, and so take no round trips."""
+        """Say whether reads go to a file of this machine, and so take no round trips."""
         if isinstance(self.storage, StagedShard):
-            return self.storage.is_near
+            return self.storage.is_near()
         return isinstance(self.storage, LocalFile)
 
 

@@ -33,8 +33,8 @@ PATIENCE_S = 120.0
 """How long to wait for one shard that somebody brings, before reading it from afar as well."""
 _WAITS = 16
 """Parts to wait for, one after the other, before one shard is read from afar."""
-_EVERY = 8
-"""Batches between two looks for room that others have made."""
+_EVERY_S = 1.0
+"""Between two looks for what others have evicted, and for room that they have made."""
 
 
 class Follower:
@@ -58,7 +58,8 @@ class Follower:
         self._need: Need | None = None
         self._election: Election | None = None
         self._stager: Stager | None = None
-        self._turns = 0
+        self._has_all = False
+        self._next_look = 0.0
 
     @property
     def staged_bytes(self) -> int:
@@ -73,6 +74,7 @@ class Follower:
         for place, source in enumerate(sources):
             self._places.setdefault(source.name, place)
         self._place = self._zone = -1
+        self._has_all = False
         self._waits.clear()
         if not entering:
             self._waits_from = 0
@@ -95,7 +97,6 @@ class Follower:
 
         `window` shards from there are being read, and `zone` shards, these included, come soon.
         """
-        self._turns += 1
         moved = (place, zone) != (self._place, self._zone)
         self._place, self._zone = place, zone
         if self._waits_from is None:
@@ -113,9 +114,15 @@ class Follower:
             if self._election is None or not self._election.stand():
                 return
             self._stager = Stager(self._shelf, self._open)
-            moved = True
-        if moved or self._turns % _EVERY == 0:
-            self._stager.want(self._sources[self._place :])
+        now = time.monotonic()
+        # Where all is there only others can change that, and do so at their own pace.
+        if (moved and not self._has_all) or now >= self._next_look:
+            self._next_look = now + _EVERY_S
+            self._has_all = self._stager.want(self._sources[self._place :])
+
+    def look_again(self) -> None:
+        """Say that a shard was taken off the shelf."""
+        self._has_all = False
 
     def deadline(self) -> float:
         """Return until when a shard that is asked for now may be waited for."""

@@ -17,7 +17,6 @@ import fcntl
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -78,20 +77,6 @@ class Refusal(Enum):
     DISK_FULL = "the disk is full"
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """What lies on a shelf."""
-
-    shards: tuple[Kept, ...]
-    parts: tuple[tuple[str, int], ...]
-    """Name (key and size) and bytes of each part."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of them."""
-        return sum(one.nbytes for one in self.shards) + sum(size for _, size in self.parts)
-
-
 class Shelf:
     """A folder of staged shards that takes at most `budget` bytes."""
 
@@ -128,9 +113,13 @@ class Shelf:
     def __contains__(self, source: Source) -> bool:
         return self._path(source).exists()
 
-    def contents(self) -> Contents:
-        """Return what lies on the shelf, parts of dead processes included."""
-        return self._contents(names_in(self.folder))
+    def shards(self) -> set[str]:
+        """Return the names (key and size) of the shards that are on the shelf."""
+        return {match[1] for match in filter(None, map(SHARD.fullmatch, names_in(self.folder)))}
+
+    def nbytes(self) -> int:
+        """Return how many bytes lie on the shelf, parts at their full size."""
+        return _nbytes(names_in(self.folder))
 
     def reserve(self, source: Source, *, keep: Collection[str] = ()) -> Reservation | Refusal:
         """Make room for a shard and return its part, or say why there is no room.
@@ -142,10 +131,9 @@ class Shelf:
             return Refusal.TOO_LARGE
         with alone(self.folder):
             names = sweep(self.folder)
-            held = self._contents(names)
-            if source in self or any(name == source.name for name, _ in held.parts):
+            if source in self or any(name == source.name for name, _ in _parts(names)):
                 return Refusal.THERE
-            wanted = held.nbytes + inflated_bytes(self.folder) + source.size - self.budget
+            wanted = _nbytes(names) + inflated_bytes(self.folder) + source.size - self.budget
             if wanted > 0 and not self._evict(source, wanted, names=names, keep=keep):
                 return Refusal.NO_ROOM
             return self._begin(source)
@@ -161,8 +149,7 @@ class Shelf:
 
     def parts(self) -> list[tuple[str, str]]:
         """Return (key and size, name in the folder) of all parts."""
-        found = ((PART.fullmatch(name), name) for name in names_in(self.folder))
-        return [(match[1], name) for match, name in found if match]
+        return _parts(names_in(self.folder))
 
     def under_way(self) -> list[int]:
         """Return the size of each shard that somebody brings now."""
@@ -179,16 +166,13 @@ class Shelf:
     def _path(self, source: Source) -> Path:
         return self.folder / f"{source.name}.shard"
 
-    def _contents(self, names: Iterable[str]) -> Contents:
-        shards, parts = [], []
-        for name in names:
-            if match := SHARD.fullmatch(name):
-                with suppress(OSError):  # gone meanwhile
-                    status = (self.folder / name).stat()
-                    shards.append(Kept(match[1], status.st_size, status.st_mtime_ns))
-            elif match := PART.fullmatch(name):
-                parts.append((match[1], int(match[3])))
-        return Contents(tuple(shards), tuple(parts))
+    def _kept(self, names: Iterable[str]) -> list[Kept]:
+        kept = []
+        for match in filter(None, map(SHARD.fullmatch, names)):
+            with suppress(OSError):  # gone meanwhile
+                status = (self.folder / match[0]).stat()
+                kept.append(Kept(match[1], status.st_size, status.st_mtime_ns))
+        return kept
 
     def _evict(
         self, source: Source, wanted: int, *, names: Iterable[str], keep: Collection[str]
@@ -199,7 +183,7 @@ class Shelf:
         """
         registered = needs.read_all(self.folder, filter(NEED.fullmatch, names))
         order = order_of_eviction(
-            self._contents(names).shards,
+            self._kept(names),
             next_uses(registered),
             incoming=source.name,
             keep=keep,
@@ -245,6 +229,15 @@ class Shelf:
                 return Refusal.DISK_FULL
             raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error
         return reservation
+
+
+def _parts(names: Iterable[str]) -> list[tuple[str, str]]:
+    return [(match[1], match[0]) for match in filter(None, map(PART.fullmatch, names))]
+
+
+def _nbytes(names: Iterable[str]) -> int:
+    found = (SHARD.fullmatch(name) or PART.fullmatch(name) for name in names)
+    return sum(int(match[3]) for match in filter(None, found))
 
 
 class Reservation:

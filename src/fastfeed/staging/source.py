@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -27,17 +27,18 @@ class Source:
     tag: str | None = None
     """What the storage calls this version of it, such as an ETag."""
 
-    @property
-    def key(self) -> str:
-        """The shard's name on the shelf: 32 hexadecimal digits; no text of a URL is a path."""
+    key: str = field(init=False, compare=False, repr=False)
+    """The shard's name on the shelf: 32 hexadecimal digits; no text of a URL is a path."""
+    name: str = field(init=False, compare=False, repr=False)
+    """The key and the size, with which every file of this shard on the shelf begins."""
+
+    def __post_init__(self) -> None:
+        """Compute the names once: whoever follows a plan asks for them all the time."""
         # What signs a URL changes from day to day, and the shard does not.
         about = "\n".join((unsigned(self.url), self.digest or "", self.tag or ""))
-        return xxhash.xxh3_128_hexdigest(about.encode("utf-8", "surrogateescape"))
-
-    @property
-    def name(self) -> str:
-        """The key and the size, with which every file of this shard on the shelf begins."""
-        return f"{self.key}-{self.size}"
+        key = xxhash.xxh3_128_hexdigest(about.encode("utf-8", "surrogateescape"))
+        object.__setattr__(self, "key", key)
+        object.__setattr__(self, "name", f"{key}-{self.size}")
 
 
 def describe(url: str, *, storage_options: Mapping[str, Any] | None = None) -> Source | None:

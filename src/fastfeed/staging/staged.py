@@ -265,14 +265,19 @@ class Staged:
 
     def find(self, shard: StagedShard) -> StagedFile | None:
         """Return a shard's file on the shelf, waited for if that is right; None: read from afar."""
-        self._after_fork()
-        file, follower = self._shelf.get(shard.source), self._follower
+        file, follower = self.look_for(shard), self._follower
         if file is None and follower is not None:
             until = follower.deadline()
             while file is None and follower.wait_for(shard.source, until=until):
-                file = self._shelf.get(shard.source)
+                file = self.look_for(shard)
             # It may have come between the look at the shelf and the one at what is under way.
-            file = file or self._shelf.get(shard.source)
+            file = file or self.look_for(shard)
+        return file
+
+    def look_for(self, shard: StagedShard) -> StagedFile | None:
+        """Return a shard's file on the shelf if it is there now."""
+        self._after_fork()
+        file = self._shelf.get(shard.source)
         if file is not None:
             with self._lock:
                 self._held[shard.source.name] = shard
@@ -295,6 +300,8 @@ class Staged:
         # If it is another one's doing that it is gone, there may be a good one in its place.
         if not file.is_removed():
             self._shelf.discard(source)
+        if self._follower is not None:
+            self._follower.look_again()
 
     def count(self, nbytes: int, *, local: bool) -> None:
         """Count bytes that a shard has given; two threads may lose one another's, which is fine."""

@@ -127,12 +127,21 @@ class Stager:
         for thread in self._threads:
             thread.start()
 
-    def want(self, sources: Sequence[Source]) -> None:
-        """Say what is needed from now on, soonest first; also when only the room has changed."""
+    def want(self, sources: Sequence[Source]) -> bool:
+        """Say what is needed from now on, soonest first; also when only the room has changed.
+
+        Returns whether all of it is on the shelf.
+        """
+        try:
+            has_all = self._shelf.shards().issuperset([source.name for source in sources])
+        except StorageError:
+            has_all = False  # the thread that goes to bring them tells it
         with self._changed:
             self._wanted = sources
-            self._version += 1
-            self._changed.notify_all()
+            if not has_all or self._idle_at != self._version:  # else nobody need wake for it
+                self._version += 1
+                self._changed.notify_all()
+        return has_all
 
     def forgive(self) -> None:
         """Try again what has failed; for a new epoch."""
@@ -220,7 +229,7 @@ class Stager:
         """Begin the first wanted shard that is not on the shelf and gets room there."""
         wanted = self._wanted
         try:
-            there = {one.name for one in self._shelf.contents().shards}
+            there = self._shelf.shards()
             for source in wanted:
                 # In this order: one that fails is under way until that is noted.
                 if source.name in self._under_way or source.name in self._failed:
