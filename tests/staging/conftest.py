@@ -9,11 +9,13 @@ import tarfile
 import traceback
 from collections import Counter
 
+import numpy as np
 import pytest
 import xxhash
 
 from fastfeed.errors import StorageError
 from fastfeed.options import Cache
+from fastfeed.plan import Plan
 from fastfeed.staging.shelf import Shelf
 from fastfeed.staging.source import Source
 from fastfeed.staging.staged import Staged
@@ -186,3 +188,51 @@ def settled(staged):
 def settle():
     """The function that waits for a stager."""
     return settled
+
+
+class Shards:
+    """As much of a data set as reading ahead knows: shards of ten samples of 100 bytes each."""
+
+    def __init__(self, far, staged, sources, *, window=2):
+        self.far, self.staged, self.sources = far, staged, sources
+        self.shard_count = len(sources)
+        self.starts = np.arange(self.shard_count + 1, dtype=np.int64) * 10
+        self.window = window
+        self.asked = []
+        self.open = [staged.open(source.url) for source in sources]
+        self.right = [far.content(source) for source in sources]
+
+    def name(self, shard):
+        return self.sources[shard].url
+
+    def advise(self, shard):
+        self.asked.append(shard)
+
+    def plan(self, epoch):
+        sizes = np.full(self.shard_count, 100, dtype=np.int64)
+        return Plan(self.starts, sizes, 100 * self.window, 0, epoch)
+
+    def order(self, epoch):
+        return np.concatenate(list(self.plan(epoch).order()))
+
+    def sample(self, index):
+        """Read one sample and compare it; return its number."""
+        shard, row = divmod(int(index), 10)
+        offset = 512 + 100 * row
+        buffer = np.empty(100, np.uint8)
+        self.open[shard].read_into(offset, buffer.data)
+        assert buffer.tobytes() == self.right[shard][offset : offset + 100]
+        assert self.open[shard].read_at(offset, 10) == buffer.tobytes()[:10]
+        return int(index)
+
+
+@pytest.fixture
+def make_shards(far, make_staged):
+    """Return shards by way of a shelf with room for `room` of them."""
+
+    def make(count, room, *, window=2, **options):
+        sources = [far.put(f"{n:03d}.tar", size=1000) for n in range(count)]
+        staged = make_staged(sources, size=room * sources[0].size, **options)
+        return Shards(far, staged, sources, window=window)
+
+    return make
