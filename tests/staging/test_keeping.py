@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -80,4 +82,22 @@ def test_few_files_are_held_however_many_shards_a_window_has(make_shards, settle
         assert sum(shard._file is not None for shard in shards.open) <= 3
     assert shards.open[7].is_near()
     assert shards.staged.counts().far_bytes == 0
+    shards.staged.close()
+
+
+def test_what_others_evict_is_noticed_within_a_second(make_shards, settle, make_shelf):
+    """With all there a move costs no look; the next look in time finds what is gone."""
+    shards = make_shards(4, room=9, window=1)
+    names = [source.url for source in shards.sources]
+    shards.staged.expect(names + names)
+    for place in (0, 1):
+        shards.staged.reached(place, window=1, zone=1)
+        settle(shards.staged)
+    make_shelf().discard(shards.sources[3])
+    follower = shards.staged._follower
+    for next_look, is_there in ((time.monotonic() + 60, False), (0, True)):
+        follower._next_look = next_look
+        shards.staged.reached(2, window=1, zone=1)
+        settle(shards.staged)
+        assert (shards.sources[3] in make_shelf()) is is_there
     shards.staged.close()

@@ -41,6 +41,15 @@ def test_from_afar_and_then_from_the_shelf(make_shards, far, settle, leak_gauge)
     assert all(name.endswith(".shard") for name in names(shards.staged._shelf.folder))
 
 
+def test_a_shard_on_the_shelf_is_near_before_it_is_read(make_shards, far, bring, make_shelf):
+    """What is there is opened when it is asked for, so that its first reads are local ones too."""
+    shards = make_shards(2, room=9)
+    bring(make_shelf(), far, shards.sources[1])
+    assert [shard.is_near() for shard in shards.open] == [False, True]
+    shards.sample(15)
+    assert not far.count()
+
+
 def test_what_is_under_way_is_said_by_any_process(make_staged, make_shelf, far):
     """Shards that somebody copies to the folder are counted until they are there."""
     sources = [far.put(f"{n}.tar") for n in range(2)]
