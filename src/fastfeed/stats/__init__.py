@@ -1,8 +1,8 @@
 """Waits and work, measured at the hand-offs: what workers, device and loop hold each other up for.
 
 `Stats` counts while the loop runs, `Snapshot` is what it says at a moment, `describe` the same in
-words. Counting costs the loop about a microsecond a batch: deliveries are put aside, and counted
-many at a time.
+words. Counting costs the loop about a microsecond a batch: a delivery's numbers are put aside, and
+counted many at a time.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import numpy as np
 from fastfeed.stats.depth import Depth
 from fastfeed.stats.histogram import Rows, Spread
 from fastfeed.stats.values import (
-    Delivery,
     StageFacts,
     StageTimes,
     Times,
@@ -29,10 +28,13 @@ if TYPE_CHECKING:
 
 # Rows of durations; from _WORKERS on each worker has one, of making batches.
 _WAIT, _FETCH, _SLOTS, _BLOCKED_IN, _BLOCKED_OUT, _WORKERS = range(6)
-# A delivery as a row of numbers: its first values, its times, and those of its stage.
-_TIMES = Delivery._fields.index("times")
-_WIDTH = _TIMES + len(Times._fields) + len(StageTimes._fields)
-_NO_STAGE = (0.0,) * len(StageTimes._fields)
+# A delivery as a row of numbers: what is said of every batch, its times, and those of its stage.
+_FIRST = len(("asked", "got", "samples", "nbytes", "copied", "worker", "busy_s"))
+_MOVED = _FIRST + len(Times._fields)
+_WIDTH = _MOVED + len(StageTimes._fields)
+ROW = 8 * _WIDTH
+"""Bytes of a row; they are zeros before `write` or `write_moved` puts numbers there."""
+write, write_moved = Struct(f"{_MOVED}d").pack_into, Struct(f"{_WIDTH}d").pack_into
 # More batches ready than this are counted as this many.
 _DEEPEST = 1023
 
@@ -59,24 +61,17 @@ class Tally:
     open_depths: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """How many of those that came since were ready at these moments; more may come."""
 
-    def plus(self, deliveries: Sequence[tuple[Any, ...]]) -> Tally:
-        """Return the tally with further deliveries, in their order."""
-        if not deliveries:
+    def plus(self, rows: bytes | bytearray) -> Tally:
+        """Return the tally with the deliveries of further rows, in their order."""
+        if not rows:
             return self
-        values: list[float] = []
-        for *first, times, _, stage in deliveries:
-            values += first
-            values += times
-            values += stage or _NO_STAGE
-        # Several times quicker than numpy's own way.
-        packed = Struct(f"{len(values)}d").pack(*values)
-        fresh = np.frombuffer(packed).reshape(-1, _WIDTH).T
-        asked, got, _, samples, nbytes, copied, by_worker, busy = fresh[:_TIMES]
-        began, blocked_in, blocked_out, slots, moved, moving = fresh[_TIMES : _TIMES + 6]
+        fresh = np.frombuffer(rows).reshape(-1, _WIDTH).T
+        asked, got, samples, nbytes, copied, by_worker, busy = fresh[:_FIRST]
+        began, blocked_in, blocked_out, slots, moved, moving = fresh[_FIRST : _MOVED + 2]
         worker = by_worker.astype(np.int64)
         count = max(self.sums.shape[1], int(worker.max()) + 1)
         here = worker >= 0
-        rows = (
+        durations = (
             (np.full(len(asked), _WAIT), got - asked),
             (np.full(len(asked), _FETCH), busy - slots),
             (np.full(int((slots > 0).sum()), _SLOTS), slots[slots > 0]),
@@ -84,7 +79,7 @@ class Tally:
             (np.full(int(here.sum()), _BLOCKED_OUT), blocked_out[here]),
             (worker[here] + _WORKERS, busy[here]),
         )
-        numbers, seconds = (np.concatenate(one) for one in zip(*rows, strict=True))
+        numbers, seconds = (np.concatenate(one) for one in zip(*durations, strict=True))
         added = [one[here] for one in (blocked_in, blocked_out, nbytes)]
         return replace(
             self._with_depths(asked, np.where(moved > 0, moved + moving, began + busy)),
@@ -97,7 +92,7 @@ class Tally:
             busy_s=self.busy_s + float(busy.sum()),
             rows=self.rows.plus(numbers, seconds, count=_WORKERS + count),
             sums=self._sums_with(worker[here], added, count),
-            stage=self._stage_with(fresh[_TIMES + 4 :, moved > 0]),
+            stage=self._stage_with(fresh[_MOVED:, moved > 0]),
         )
 
     def _sums_with(self, worker: Ints, added: Sequence[NDArray[Any]], count: int) -> Floats:
