@@ -31,11 +31,11 @@ def times(ceiling, cached, real, wait=None, noise=0.01):
     return Times(ceiling / 1e3, cached / 1e3, real / 1e3, wait / 1e3, noise)
 
 
-def worker(number, cpu=None, busy=None, queued=0.02, wait_ms=20.0):
+def worker(number, cpu=None, busy=None, queued=0.02, wait_ms=20.0, system=None):
     return Worker(
         number=number,
         cpu=cpu,
-        system=None if cpu is None else cpu / 10,
+        system=cpu / 10 if system is None and cpu is not None else system,
         queued=queued if cpu is not None else None,
         busy=busy,
         wait_s=wait_ms / 1e3,
@@ -313,6 +313,17 @@ SINGLE = {
             times=times(50, 51, 150),
             feed=process(8, cpu=0.1, busy=0.98),
             host=replace(HOST, read_again=0.95, read_again_per_s=80e6, held=0.4),
+        ),
+        "memory pressure",
+    ),
+    "files thrown out of memory, beside others' work": (
+        # As measured: the system's work on pages and the wake-ups are what the workers do.
+        replace(
+            HEALTHY,
+            times=times(2.4, 2.4, 23.6, wait=21.1),
+            feed=process(2, cpu=0.3, system=0.25, queued=0.35, busy=1.0),
+            host=replace(HOST, read_again=1.0, read_again_per_s=90e6, held=0.34, cores=2),
+            gpu=None,
         ),
         "memory pressure",
     ),

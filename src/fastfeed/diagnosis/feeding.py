@@ -15,7 +15,7 @@ from fastfeed.diagnosis.finding import (
     percent,
     stall_words,
 )
-from fastfeed.diagnosis.working import blocked_part, work_or_wait
+from fastfeed.diagnosis.working import faulting_part, work_or_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +80,8 @@ def _memory(evidence: Evidence, split: _Split) -> Verdict | None:
         full and host.major_faults_per_s >= _FAULTS_PER_S
     )
     if host.read_again >= _AGAIN and host.read_again_per_s >= _AGAIN_PER_S:
-        # Waits for a disk that would not be there if memory had kept what was read.
-        pressure = max(pressure, host.read_again * blocked_part(evidence) * split.waiting)
+        # What would not be waited for if memory had kept what was read.
+        pressure = max(pressure, host.read_again * faulting_part(evidence) * split.waiting)
     if pressure < _PRESSED and not thrashing:
         return None
     share = split.whole if thrashing else min(split.whole, pressure)

@@ -31,7 +31,8 @@ def work_or_wait(evidence: Evidence, *, waiting: float, slowed: float) -> Iterat
     Of the time, the loop waits for input in the part `waiting`, and its step takes longer while it
     is fed in the part `slowed`.
     """
-    part = blocked_part(evidence)
+    computing, blocked = _uses(evidence)
+    part = blocked / ((computing + blocked) or 1.0)
     sure = 0.0 if part < _UNSURE else 1.0 if part > 1 - _UNSURE else part
     storage, preprocessing = waiting * sure, waiting * (1 - sure) + slowed
     if storage:
@@ -40,10 +41,20 @@ def work_or_wait(evidence: Evidence, *, waiting: float, slowed: float) -> Iterat
         yield _preprocessing(evidence, preprocessing, slowed=slowed)
 
 
-def blocked_part(evidence: Evidence) -> float:
-    """Return for which part of their time those who make batches are off the cores."""
+def faulting_part(evidence: Evidence) -> float:
+    """Return for which part of their time those who make batches may be after missing pages.
+
+    Where a page is not in memory the system finds room, reads it and wakes the worker, which then
+    queues for a core again: that is all of its time but what it computes itself, with the part of
+    the queueing that goes with this.
+    """
     computing, blocked = _uses(evidence)
-    return blocked / ((computing + blocked) or 1.0)
+    in_system = [
+        (one.cpu + (one.queued or 0.0)) * one.system / one.cpu
+        for one in evidence.feed.workers
+        if one.cpu and one.system is not None
+    ]
+    return min(1.0, (blocked + sum(in_system)) / ((computing + blocked) or 1.0))
 
 
 def _uses(evidence: Evidence) -> tuple[float, float]:
