@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-BENCHMARKS = ("h2d", "jpeg-gpu", "train-feed")
+BENCHMARKS = ("h2d", "diagnose-gpu", "jpeg-gpu", "train-feed")
 STEPS = ("tests", *BENCHMARKS)
 _ROOT = Path(__file__).resolve().parents[2]
 _COMMAND = "import sys; from fastfeed_bench.main import main; sys.exit(main())"

@@ -27,6 +27,7 @@ NAMES = (
     "stats",
     "diagnose",
     "h2d",
+    "diagnose-gpu",
     "jpeg-gpu",
     "train-feed",
 )

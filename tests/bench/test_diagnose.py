@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from itertools import islice
+
 import pytest
 
 from fastfeed_bench.benchmarks.diagnose import _judge
 from fastfeed_bench.model import OURS
 from fastfeed_bench.systems.diagnose import job_session
-from fastfeed_bench.systems.jobs import JOBS, Job
+from fastfeed_bench.systems.gpu_jobs import GPU_JOBS
+from fastfeed_bench.systems.jobs import JOBS, Job, Place
 
 
 def found(*verdicts, advice="Do this."):
@@ -50,6 +54,18 @@ def test_a_job_trains_and_is_diagnosed(cured):
     assert figures["value"] > 0
     assert figures["waiting"] < 0.5
     assert len(told["alone"]) == len(told["beside"]) == (not cured)
+
+
+# On two cores its workers are more than torch suggests.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("name", GPU_JOBS)
+@pytest.mark.parametrize("cured", [False, True])
+def test_a_job_for_a_gpu_runs(name, cured):
+    """Loader and step of each job fit together; here on the cores, and small."""
+    with ExitStack() as stack:
+        loader, step = GPU_JOBS[name].make(Place("", "", cured, stack, device="cpu"))
+        for batch in islice(loader, 2):
+            assert step(batch) is not None
 
 
 def test_jobs_are_of_every_bottleneck_that_needs_no_gpu():

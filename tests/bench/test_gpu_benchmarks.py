@@ -13,14 +13,19 @@ import pytest
 import torch
 
 from fastfeed_bench import gpu
-from fastfeed_bench.benchmarks import h2d, jpeg_gpu, train_feed
+from fastfeed_bench.benchmarks import diagnose_gpu, h2d, jpeg_gpu, train_feed
 from fastfeed_bench.gpu_data import RawData
 from fastfeed_bench.model import OURS, Context
 from fastfeed_bench.networks import NETWORKS
 from fastfeed_bench.systems.gpu_meter import DeviceSession, cpu_seconds
 from fastfeed_bench.systems.h2d import TransferSession, hidden_share
 
-MODULES = {"h2d": h2d, "jpeg-gpu": jpeg_gpu, "train-feed": train_feed}
+MODULES = {
+    "h2d": h2d,
+    "diagnose-gpu": diagnose_gpu,
+    "jpeg-gpu": jpeg_gpu,
+    "train-feed": train_feed,
+}
 CPU = torch.device("cpu")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastfeed_bench.systems.jobs import Job
 
 _TARGET = "fastfeed_bench.systems.diagnose:job_session"
-_AS_IT_IS = "as it is"
+AS_IT_IS = "as it is"
 
 
 def _cases(context: Context) -> list[Case]:
@@ -27,23 +27,24 @@ def _cases(context: Context) -> list[Case]:
     settings = {
         "photos": str(data.photos),
         "shards": str(Path(data.shards[0]).parent),
+        "times": 2 if context.quick else 10,
     }
-    times = 2 if context.quick else 10
-    return [_case(name, job, settings, times) for name, job in JOBS.items()]
+    return [case_of(name, job, _TARGET, settings) for name, job in JOBS.items()]
 
 
-def _case(name: str, job: Job, settings: dict[str, Any], times: int) -> Case:
+def case_of(name: str, job: Job, target: str, settings: dict[str, Any]) -> Case:
+    """Return the case of a job: cured, and as it is, which is diagnosed `times` times."""
     settings = {**settings, "job": name}
     systems = (
-        System(OURS, _TARGET, {**settings, "cured": True, "times": 0}, role="ours"),
-        System(_AS_IT_IS, _TARGET, {**settings, "cured": False, "times": times}),
+        System(OURS, target, {**settings, "cured": True, "times": 0}, role="ours"),
+        System(AS_IT_IS, target, {**settings, "cured": False}),
     )
     return Case(name, systems, partial(_judge, job))
 
 
 def _judge(job: Job, evidence: Mapping[str, Evidence]) -> dict[str, Finding]:
     """Find equal if every verdict was right, and the first advice what the cure is."""
-    found = evidence.get(_AS_IT_IS)
+    found = evidence.get(AS_IT_IS)
     if found is None:
         return {}
     alone, beside = found["alone"], found["beside"]
@@ -56,7 +57,7 @@ def _judge(job: Job, evidence: Mapping[str, Evidence]) -> dict[str, Finding]:
         f"first advice: {advice}",
     ]
     good = right and job.advice in advice
-    return {OURS: Finding(equal=True), _AS_IT_IS: Finding(good, "; ".join(words))}
+    return {OURS: Finding(equal=True), AS_IT_IS: Finding(good, "; ".join(words))}
 
 
 def _told(found: Sequence[Mapping[str, Any]]) -> str:
@@ -70,5 +71,5 @@ BENCHMARK = Benchmark(
     higher_is_better=True,
     summary="jobs with a known bottleneck: the verdicts, and the rate with the first advice",
     cases=_cases,
-    peers=(_AS_IT_IS,),
+    peers=(AS_IT_IS,),
 )

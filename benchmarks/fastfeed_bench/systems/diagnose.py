@@ -9,9 +9,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import fastfeed
 from fastfeed.diagnosis.batches import samples
-from fastfeed_bench.systems.jobs import JOBS, Place
+from fastfeed_bench.systems.gpu_jobs import GPU_JOBS
+from fastfeed_bench.systems.gpu_meter import cuda_device
+from fastfeed_bench.systems.jobs import JOBS, Job, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -45,6 +49,7 @@ class JobSession:
         batches = self._endless()
         for _ in range(_WARM_UP):
             self.step(next(batches))
+        _await_device()
         begin = time.perf_counter()
         count = steps = 0
         waited = 0.0
@@ -53,6 +58,7 @@ class JobSession:
             waited += time.perf_counter() - now
             self.step(batch)
             count, steps = count + samples(batch), steps + 1
+        _await_device()
         seconds = time.perf_counter() - begin
         batches.close()
         return {
@@ -98,11 +104,27 @@ def _busy_core() -> Iterator[None]:
         burner.communicate()
 
 
+def _await_device() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 def job_session(settings: Settings) -> JobSession:
     """Return the session of the job that the settings name."""
+    return _session(
+        JOBS[settings["job"]], settings, photos=settings["photos"], shards=settings["shards"]
+    )
+
+
+def gpu_job_session(settings: Settings) -> JobSession:
+    """Return the session of a job for a GPU; without one it cannot run."""
+    cuda_device()
+    return _session(GPU_JOBS[settings["job"]], settings)
+
+
+def _session(job: Job, settings: Settings, *, photos: str = "", shards: str = "") -> JobSession:
     with ExitStack() as stack:
-        place = Place(settings["photos"], settings["shards"], settings["cured"], stack)
-        loader, step = JOBS[settings["job"]].make(place)
+        loader, step = job.make(Place(photos, shards, settings["cured"], stack))
         return JobSession(
             note=f"fastfeed {fastfeed.__version__}",
             loader=loader,

@@ -45,6 +45,8 @@ class Place:
     """Whether the first advice was followed."""
     stack: ExitStack
     """Ends what the job started, after its last step."""
+    device: str = "cuda"
+    """Where the step of a job for a GPU computes."""
 
 
 @dataclass(frozen=True, slots=True)
