@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from dataclasses import replace
@@ -57,12 +58,14 @@ class _ReadApart:
 
 
 def fastfeed_session(settings: Settings) -> _ReadApart:
-    """Return our session in one process."""
+    """Return our session in one process, on one core."""
+    _keep_to_one_core()
     return _ReadApart(shard_read.fastfeed_session(settings))
 
 
 def plain_session(settings: Settings) -> LoaderSession:
-    """Return the session of `zstd -d`, one process, whose output is thrown away."""
+    """Return the session of `zstd -d` on one core, whose output is thrown away."""
+    _keep_to_one_core()  # it has threads that read and write
     shards = sorted(Path(settings["folder"]).glob("*.tar.zst"))
     version = run_command("zstd", "-q", "--version").strip()
 
@@ -80,6 +83,10 @@ def plain_session(settings: Settings) -> LoaderSession:
         # It knows of no samples; that it decompresses all shards is all there is to say.
         describe=lambda: {"samples": consume(None)},
     )
+
+
+def _keep_to_one_core() -> None:
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def _relative_size(shards: list[Path]) -> float:
