@@ -1,7 +1,7 @@
 """Asks for the shards of the window in use and of the next one, before they are read.
 
 Samples of a window are read in random order, one by one; on a cold disk each would be a request of
-its own. With this the shards come into the page cache whole, in large sequential requests. Of
+its own. With this the shards stream into the page cache whole, in large sequential requests. Of
 remote shards the cache folder is told instead (`staging/`), in which they arrive whole as well.
 """
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fastfeed.staging.staged import Staged
 
 _AT_A_TIME = 4
-_SLICE = 8 << 20
-"""Bytes asked for in one call: of a longer range the kernel leaves out the rest."""
 
 
 class Order(Protocol):
@@ -73,8 +71,7 @@ class ReadAhead:
         self._begins: NDArray[np.int64] = np.zeros(1, np.int64)
         self._window_of: NDArray[np.int64] = np.empty(0, np.int64)
         self._known = 0
-        self._due: deque[tuple[int, int]] = deque()
-        """Shard and offset of each slice to ask for."""
+        self._due: deque[int] = deque()
         self._window = 0
         self._followed = 0
 
@@ -96,12 +93,11 @@ class ReadAhead:
         while self._known < wanted:
             window_in = self._windows[self._known]
             turns = (window_in - self._worker) % self._workers
-            for shard in window_in[np.argsort(turns, kind="stable")].tolist():
-                self._due.extend((shard, offset) for offset in self._slices(shard))
+            self._due.extend(window_in[np.argsort(turns, kind="stable")].tolist())
             self._known += 1
         # A few at a time: the first batch must not wait until thousands of shards are open.
         for _ in range(min(_AT_A_TIME, len(self._due))):
-            self._advise(*self._due.popleft())
+            self._advise(self._due.popleft())
 
     def arrived(self) -> None:
         """Take note that the batch was read."""
@@ -124,16 +120,11 @@ class ReadAhead:
             window, zone = int(end - begin), int(soon - begin)
             self._staged.reached(int(begin), window=window, zone=zone, user=self)
 
-    def _slices(self, shard: int) -> range:
-        if is_remote(self._shards.name(shard)):
-            return range(1)  # that it is opened is all there is to gain
-        return range(0, int(self._shards.shard_bytes[shard]), _SLICE)
-
-    def _advise(self, shard: int, offset: int) -> None:
+    def _advise(self, shard: int) -> None:
         # Opening a remote shard takes round trips that the batch would wait for.
         ours = self._staged is None and shard % self._workers == self._worker
         if ours or not is_remote(self._shards.name(shard)):
-            self._shards.advise(shard, offset, _SLICE)
+            self._shards.advise(shard)
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self._known, self._window = epoch, 0, 0

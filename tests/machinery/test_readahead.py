@@ -19,9 +19,8 @@ class Shards:
     shard_count = COUNT
     starts = np.arange(COUNT + 1, dtype=np.int64) * 10
 
-    def __init__(self, far=(), size=100):
-        self.asked, self.slices = [], []
-        self.shard_bytes = np.full(COUNT, size, dtype=np.int64)
+    def __init__(self, far=()):
+        self.asked = []
         self._far = far
 
     def __len__(self):
@@ -33,9 +32,8 @@ class Shards:
     def name(self, shard):
         return f"{'s3://bucket/' if shard in self._far else ''}{shard}.tar"
 
-    def advise(self, shard, offset, size):
+    def advise(self, shard):
         self.asked.append(shard)
-        self.slices.append((offset, size))
 
 
 class Staged:
@@ -75,21 +73,6 @@ def test_each_shard_is_asked_for_once_before_its_window(workers):
         for _ in range(3):
             one.follow(next(plan(1).order()), 1)
         assert sorted(shards.asked) == sorted(np.concatenate(plan(1).windows()[:2]).tolist())
-
-
-def test_large_shards_are_asked_for_in_slices():
-    """A few slices with each batch, in order, until all of two windows was asked for."""
-    size = 20 << 20
-    shards = Shards(size=size)
-    ahead = ReadAhead(shards, shards.plan, worker=0, workers=1)
-    order = next(shards.plan(0).order())
-    for count in (4, 8, 12, 16, 18, 18):
-        ahead.follow(order[:4], 0)
-        assert len(shards.slices) == count
-    first, second = (set(window.tolist()) for window in shards.plan(0).windows()[:2])
-    assert set(shards.asked[:9]) == first
-    assert set(shards.asked[9:]) == second
-    assert shards.slices[:3] == [(n << 23, 8 << 20) for n in range(3)]
 
 
 def test_workers_that_get_no_jobs_leave_no_shard_out():

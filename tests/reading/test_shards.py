@@ -271,7 +271,7 @@ def test_pickled_and_forked(folder, three, read_all):
 
 def test_advise(folder, three):
     """The hint to read ahead is harmless."""
-    ShardSet(folder.path).advise(0, 0, 1 << 20)
+    ShardSet(folder.path).advise(0)
 
 
 def test_a_fork_does_not_wait_for_the_readers_of_remote_shards(folder, leak_gauge):

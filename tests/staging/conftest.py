@@ -197,7 +197,6 @@ class Shards:
         self.far, self.staged, self.sources = far, staged, sources
         self.shard_count = len(sources)
         self.starts = np.arange(self.shard_count + 1, dtype=np.int64) * 10
-        self.shard_bytes = np.array([source.size for source in sources], np.int64)
         self.window = window
         self.asked = []
         self.open = [staged.open(source.url) for source in sources]
@@ -206,7 +205,7 @@ class Shards:
     def name(self, shard):
         return self.sources[shard].url
 
-    def advise(self, shard, offset, size):
+    def advise(self, shard):
         self.asked.append(shard)
 
     def plan(self, epoch):

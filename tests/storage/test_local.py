@@ -43,24 +43,6 @@ def test_reads_by_position(path, leak_gauge):
         storage.advise(0, storage.size)
 
 
-@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="the system does not tell")
-def test_what_is_in_memory_is_not_asked_for(path, monkeypatch):
-    """Only a part whose last byte the page cache lacks is read ahead, or where it cannot tell."""
-    asked = []
-    monkeypatch.setattr("os.posix_fadvise", lambda *given: asked.append(given[1:3]))
-
-    def lacks(descriptor, buffers, offset, flags):
-        if offset >= 500:
-            raise BlockingIOError
-        return 1
-
-    monkeypatch.setattr("os.preadv", lacks)
-    with open_storage(path) as storage:
-        storage.advise(0, 500)
-        storage.advise(0, 501)
-    assert asked == [(0, 501)]
-
-
 def test_reading_past_the_end_is_an_error(path):
     """`read_into` fills its buffer or raises, with the offset."""
     with open_storage(path) as storage, pytest.raises(StorageError, match="10 of 20") as caught:

@@ -194,10 +194,10 @@ class ShardSet:
         key, _ = split_name(member.name) or (member.name, "")
         return key
 
-    def advise(self, shard: int, offset: int, size: int) -> None:
-        """Hint that a part of a shard will be read soon."""
+    def advise(self, shard: int) -> None:
+        """Hint that all of a shard will be read soon."""
         storage = self.open(shard).storage
-        storage.advise(offset, min(size, storage.size - offset))
+        storage.advise(0, storage.size)
 
     def open(self, shard: int) -> OpenShard:
         """Return a shard, opened if need be, and checked against what is known of it.

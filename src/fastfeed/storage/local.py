@@ -75,22 +75,10 @@ class LocalFile(Descriptor):
             raise self._failed("read", error) from error
 
     def advise(self, offset: int, size: int) -> None:
-        """Ask the kernel to read a part of the file ahead, if its last byte is not in memory.
-
-        No promise, and never an error.
-        """
-        if hasattr(os, "posix_fadvise") and not self._holds(offset + size - 1):
+        """Ask the kernel to read a part of the file ahead; no promise, and never an error."""
+        if hasattr(os, "posix_fadvise"):
             with suppress(OSError, OverflowError):
                 os.posix_fadvise(self.descriptor, offset, size, os.POSIX_FADV_WILLNEED)
-
-    def _holds(self, offset: int) -> bool:
-        """Say whether the page cache has a byte: to ask for what it has takes 50 times as long."""
-        if not hasattr(os, "RWF_NOWAIT"):
-            return False
-        try:
-            return os.preadv(self.descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except (OSError, OverflowError):
-            return False
 
     def __repr__(self) -> str:
         return f"LocalFile({self._shown!r}, {self._size:,} bytes)"
