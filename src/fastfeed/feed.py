@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 
 _PAGE = 4096
-# Of so many pictures one is left to the device, the one that is most work for a CPU.
-_CHOICE = 3
 
 
 _T = TypeVar("_T")
@@ -101,7 +99,7 @@ class Feed:
     ) -> Any:
         """Return the batch of these samples; the tensors lie in memory that `writer` lent.
 
-        `share` of its pictures are left to the GPU, where that can be.
+        The pictures of the last `share` of it are left to the GPU, where that can be.
         """
         wanted = np.asarray(indices, dtype=np.int64)
         with self._timed("read"):
@@ -212,40 +210,33 @@ class Feed:
         *,
         share: float,
     ) -> dict[int, tuple[dict[str, Deferred], Values]]:
-        """Return, by place in the batch, what is left to the device: `share` of it.
+        """Return, by place in the batch, what is left to the device: of the last `share` of it.
 
-        A device decodes whole pictures, a CPU a window. So those are left that are most work for
-        a CPU, of some at the end of the batch. All else of those samples is decoded here; one that
-        fails is not left, and so comes to the policy for bad samples where all of it is decoded.
+        All else of those samples is decoded here; one that fails is left out, and so comes to the
+        policy for bad samples where all of it is decoded.
         """
-        side, count = self._options.device, round(len(wanted) * share)
-        if side is None or not self._pictures or not count:
+        side = self._options.device
+        first = len(wanted) - round(len(wanted) * share)
+        if side is None or not self._pictures or first == len(wanted):
             return {}
 
-        def defer(i: int) -> dict[str, Deferred] | None:
+        def defer(i: int) -> tuple[dict[str, Deferred], Values] | None:
             try:
                 sources, draw = self._sources(records, i, int(wanted[i]), epoch)
-                return self._decoder.defer(sources, draw=draw, side=side)
+                pictures = self._decoder.defer(sources, draw=draw, side=side)
+                if pictures is None:
+                    return None
+                own = {name: row[i, ...] for name, row in rows.items()}
+                values = self._decoder.decode(sources, draw=draw, rows=own, left=pictures)
             except FastfeedError:
                 return None
+            return pictures, values
 
-        def finish(i: int) -> Values | None:
-            own = {name: row[i, ...] for name, row in rows.items()}
-            try:
-                sources, draw = self._sources(records, i, int(wanted[i]), epoch)
-                return self._decoder.decode(sources, draw=draw, rows=own, left=pictures[i])
-            except FastfeedError:
-                return None
-
-        places = range(max(0, len(wanted) - _CHOICE * count), len(wanted))
+        places = range(first, len(wanted))
         found = zip(places, self._map(defer, places), strict=True)
-        pictures = {place: one for place, one in found if one is not None}
-        self._report.refused += len(places) - len(pictures)
-        hardest = sorted(pictures, key=lambda i: -sum(one.work for one in pictures[i].values()))
-        chosen = sorted(hardest[:count])
-        finished = zip(chosen, self._map(finish, chosen), strict=True)
-        left = {i: (pictures[i], values) for i, values in finished if values is not None}
+        left = {place: one for place, one in found if one is not None}
         self._report.deferred += len(left)
+        self._report.refused += len(places) - len(left)
         return left
 
     def _decode_all(

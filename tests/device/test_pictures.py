@@ -16,8 +16,6 @@ import torch
 from PIL import Image as Pillow
 
 import fastfeed as ff
-from fastfeed.collating.collate import HeapWriter
-from fastfeed.decoding.defer import DeviceSide
 from fastfeed.device.cut import cut_into
 from fastfeed.device.decoders.choose import Choice
 from fastfeed.errors import OptionError
@@ -141,19 +139,6 @@ def test_any_share_gives_the_same_batches(mixed, use_decoder, share, workers):
     ours, _ = collect(mixed, fields(), device="cuda", decode=share, num_workers=workers)
     same(ours, theirs, levels=1)
     assert bool(decoder.calls) == (share > 0)
-
-
-def test_what_is_most_work_for_a_cpu_is_left(tmp_path):
-    """Of a few pictures at the batch's end the largest go to the device, each in its place."""
-    heights = (400, 60, 50, 90, 60, 300, 60, 200)
-    pictures = [{"jpg": jpeg(n, height=height)} for n, height in enumerate(heights)]
-    whole = {"image": ff.Image("jpg", ff.Resize((40, 40)))}
-    dataset = ff.ShardDataset(write(tmp_path / "a.tar", pictures), whole)
-    fetcher = dataset.fastfeed_fetcher(threads=1, device=DeviceSide(supports), shuffled=False)
-    for share, left in ((0.25, [5, 7]), (0.5, [0, 3, 5, 7]), (1.0, [*range(8)]), (0.0, None)):
-        image = fetcher.fetch(range(8), 0, HeapWriter(), share=share)["image"]
-        assert (image.left.tolist() if share else None) == left
-    fetcher.close()
 
 
 def test_regions_do_as_well(mixed, use_decoder):
