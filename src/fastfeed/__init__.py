@@ -51,7 +51,8 @@ if os.name != "posix":
 
 # CUDA reads this once, when it starts: how many queues of the hardware its streams are spread over.
 # In the usual eight, work of the JPEG engines stands behind a training's.
-if "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized():
+_cuda = getattr(sys.modules.get("torch"), "cuda", None)
+if _cuda is None or not _cuda.is_initialized():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 # Public name -> the module that holds it. Modules load on first use, so that `import fastfeed`

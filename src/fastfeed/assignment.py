@@ -40,7 +40,7 @@ class Assignment:
         return None
 
     def least_busy(self, in_use: int, number: int, under_way: Callable[[int], int]) -> int:
-        """Return the worker with the fewest jobs under way, of those whose memory is not full.
+        """Return the worker with the fewest jobs under way, of those that may hold more batches.
 
         In turn, all would be as slow as the one that shares its core with the trainer.
         """

@@ -1,4 +1,4 @@
-"""One pass over a loader: jobs go round the workers, batches come back in order.
+"""One pass over a loader: jobs go to the workers, batches come back in order.
 
 The iterators extend torch's own, so that seeds, samplers, warnings and pinning are torch's. The
 order in which the sampler is asked, and how far ahead, is torch's too: batches, shuffles and
@@ -81,8 +81,9 @@ class WorkerIterator(_BaseDataLoaderIter):
         if state is not None and state.base_seed is not None:
             self._base_seed = state.base_seed
         source = source_of(self, loader)
-        # Batches of shards are the same whoever makes them; other data sets may draw by worker.
-        self._alike = has_own_fetcher(source)
+        # Batches of shards are the same whoever makes them; other data sets may draw by worker, and
+        # transforms by what an init function has made for it.
+        self._anyone = has_own_fetcher(source) and source.init_fn is None
         self._path = path = loader.device_path(source)
         self._workforce = loader.workforce(
             path, one_by_one=self._dataset_kind == _MAP, alike=not self._keeps_state
@@ -212,7 +213,7 @@ class WorkerIterator(_BaseDataLoaderIter):
         except StopIteration:
             return
         in_use = self._workforce.in_use
-        if self._alike:
+        if self._anyone:
             worker: int | None = self._given.least_busy(in_use, number, self._pool.under_way)
         else:
             worker = self._given.next_in_turn(in_use)

@@ -92,9 +92,15 @@ def test_a_frame_that_others_go_on_with_is_decoded_as_far_as_it_is_read():
     damaged[table.ends[6] - 100] ^= 1  # in the rest of a frame that the second request begins
     shard = CompressedShard(files.Memory(damaged), table, name="s")
     for start in (0, 2 * step - 200_000):
-        assert shard.read_at(start, step) == expected[start : start + step]
+        found = bytearray(step)
+        shard.read_into(start, memoryview(found), verified=True)
+        assert found == expected[start : start + step]
     with pytest.raises(ShardError, match="damaged zstd frame"):
         shard.read_at(2_500_000, 10)
+    # Who compares nothing itself gets no byte of a frame that is not whole.
+    shard = CompressedShard(files.Memory(damaged), table, name="s")
+    with pytest.raises(ShardError, match="damaged zstd frame"):
+        shard.read_at(2 * step - 200_000, step)
 
 
 def test_the_cache_is_bounded_and_keeps_what_was_used_last():

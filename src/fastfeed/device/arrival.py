@@ -40,6 +40,8 @@ class DeviceArrival:
         self.skipped = False
         self.opened: Opened | None = None
         self.stage: StageTimes | None = None
+        self.is_typical = True
+        """Whether the stage's time says something: nothing was being pinned."""
         self.report: FeedReport | None = inner.result.report
 
     @property

@@ -205,6 +205,8 @@ class DevicePath:
     def pool(self, workers: Pool, *, prefetch: int) -> DevicePool:
         """Return the workers with a stage behind them."""
         # A worker's batches: those that wait, one that is copied, one that is being made.
-        self.pinner = Pinner(self.device, budget=self.pinned.nbytes, batches=prefetch + 2)
+        self.pinner = Pinner(
+            self.device, budget=self.pinned.nbytes, batches=prefetch + 2, regions=workers.most
+        )
         stage = self.stage(self.pinner)
         return DevicePool(workers, stage, self.output, Share(self.tuner), prefetch=prefetch)

@@ -31,10 +31,11 @@ class Pinner:
     thread that copies, but are as right.
     """
 
-    def __init__(self, device: Device, *, budget: int, batches: int = 1) -> None:
-        """`batches` is how many of the first one's size a region will hold at a time."""
+    def __init__(self, device: Device, *, budget: int, batches: int = 1, regions: int = 1) -> None:
+        """`batches` is how many of the first one's size a region will hold; of `regions`."""
         self._device = device
         self._batches = batches
+        self._shares = max(1, regions)
         self._budget = budget
         _living.add(self)
         self._asked: dict[int, int] = {}  # region's base -> bytes asked for
@@ -58,10 +59,12 @@ class Pinner:
             return
         # One budget for all loaders of the process: training and validation share it.
         left = self._budget - sum(one.asked for one in list(_living))
-        # All that it will need, in one piece if that can be: batches differ in size, and the places
-        # of smaller ones leave gaps.
+        # All that it will need, in one piece if that can be, and a quarter more that others do not
+        # need: batches differ in size, and the places of smaller ones leave gaps.
         needed = stop if asked else stop * self._batches
-        stop = max(stop, min(needed + needed // 4, asked + left // _STEP * _STEP))
+        fair = self._budget // self._shares // _STEP * _STEP
+        wished = max(needed, min(needed + needed // 4, fair))
+        stop = max(stop, min(wished, asked + left // _STEP * _STEP))
         stop = min(-(-stop // _STEP) * _STEP, region.capacity)
         if stop - asked > left:
             self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")

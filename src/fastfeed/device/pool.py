@@ -205,9 +205,7 @@ class DevicePool:
             raise RuntimeError("a batch that is not on the device is not delivered")
         self._leave(arrival)
         batch = self._output.deliver(moved)
-        pinner = self._stage.pinner
-        is_typical = pinner is None or not pinner.is_behind
-        self._share.delivered(arrival.result, moved, is_typical=is_typical)
+        self._share.delivered(arrival.result, moved, is_typical=arrival.is_typical)
         arrival.moved = None
         return arrival.opened._replace(batch=batch)
 
@@ -310,6 +308,7 @@ class DevicePool:
             if region is not None and pinner is not None:
                 stop = max((extent[1] for extent in arrival.result.extents), default=0)
                 pinner.use(region, stop)
+            arrival.is_typical = pinner is None or not pinner.is_behind
             moved = self._stage.move(opened.batch)
             if isinstance(arrival.report, FeedReport):
                 arrival.report.take_in(moved.report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from contextlib import suppress
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -47,27 +48,30 @@ class Transfer:
 
     def send_object(self, thing: Any) -> Any:
         """Return what moves itself on the device, moved."""
-        if any(self.in_one_piece(part) is not part for part in tensors_of(thing)):
+        if any(self._crosses_border(part) for part in tensors_of(thing)):
             thing = copy.deepcopy(thing)
         moved = thing.to(self._device.target)
         self.sent += tensors_of(moved)
         return moved
 
     def in_one_piece(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor that may be copied at once: itself, or a copy elsewhere.
-
-        A copy that reaches over two pieces of pinned memory is an error of CUDA's.
-        """
-        if self._pinner is None or tensor.device.type != "cpu":
+        """Return a tensor that may be copied at once: itself, or a copy elsewhere."""
+        if not self._crosses_border(tensor):
             return tensor
+        if self._device.target.type == "cuda":
+            with suppress(RuntimeError):  # the system may refuse to pin
+                return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+        return tensor.clone()
+
+    def _crosses_border(self, tensor: torch.Tensor) -> bool:
+        """Say whether a copy would reach over two pieces of pinned memory: an error of CUDA's."""
+        if self._pinner is None or tensor.device.type != "cpu":
+            return False
         spanned = 1 + sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
         pieces = self._pinner.pieces(tensor.data_ptr(), spanned * tensor.element_size())
-        if len(list(pieces)) <= 1:
-            return tensor
-        is_cuda = self._device.target.type == "cuda"
-        return torch.empty_like(tensor, pin_memory=is_cuda).copy_(tensor)
+        return len(list(pieces)) > 1
 
     def fill(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy a dense tensor into one of the same strides on the device."""

@@ -70,9 +70,12 @@ class Feeder:
 
     @property
     def in_turn(self) -> bool:
-        """Whether every worker has its turn: the loader keeps order and number."""
+        """Whether every worker has its turn: the loader keeps order and number.
+
+        Batches of shards go to whoever has least to do.
+        """
         tuned = isinstance(getattr(self.loader, "num_workers", 0), AutoWorkers)
-        return bool(getattr(self.loader, "in_order", True)) and not tuned
+        return bool(getattr(self.loader, "in_order", True)) and not tuned and not self.shards
 
     def next(self) -> Taken:
         """Return the next batch; OptionError if the loader has none, or no more."""

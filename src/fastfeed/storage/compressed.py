@@ -91,8 +91,12 @@ class CompressedShard:
             self.read_into(offset, memoryview(buffer))
         return bytes(buffer)
 
-    def read_into(self, offset: int, buffer: memoryview, /) -> None:
-        """Fill all of `buffer` with the bytes at `offset`, or raise an error."""
+    def read_into(self, offset: int, buffer: memoryview, /, *, verified: bool = False) -> None:
+        """Fill all of `buffer` with the bytes at `offset`, or raise an error.
+
+        With `verified` the caller compares what it gets with checksums of its own; then the frame
+        in which it ends need not be decoded to its end.
+        """
         starts, end = self._table.starts, offset + len(buffer)
         if offset < 0 or end > starts[-1]:
             raise StorageError(
@@ -110,9 +114,12 @@ class CompressedShard:
             start = starts[number]
             buffer[:] = frame[offset - start : end - start]
             return
-        self._read_frames(range(number, bisect_left(starts, end)), offset, buffer)
+        numbers = range(number, bisect_left(starts, end))
+        self._read_frames(numbers, offset, buffer, may_cut=verified)
 
-    def _read_frames(self, numbers: range, offset: int, buffer: memoryview) -> None:
+    def _read_frames(
+        self, numbers: range, offset: int, buffer: memoryview, *, may_cut: bool
+    ) -> None:
         """Fill `buffer` with several frames, of which the first and the last may be cut."""
         starts, missing = self._table.starts, []
         for number in numbers:
@@ -129,7 +136,7 @@ class CompressedShard:
                 start = starts[number] - offset
                 stop = starts[number + 1] - offset
                 cut = stop > len(buffer)
-                if start < 0 or (cut and self._cache.goes_on(self._base + number)):
+                if start < 0 or (cut and (not may_cut or self._cache.goes_on(self._base + number))):
                     self._place(self._keep(number, stored), number, offset, buffer)
                 elif not self._decode_into(number, stored, buffer[start:stop]):
                     self._place(self._decode(number, stored), number, offset, buffer)
