@@ -151,8 +151,9 @@ def test_no_pipeline_where_streams_share_queues(monkeypatch, queues, flags):
         (None, "", "32"),
         ("1", "", "1"),
         (None, "import sys; sys.modules['torch'] = started", "None"),
+        (None, "import sys; sys.modules['torch'] = None", "32"),
     ],
-    ids=["unset", "set", "CUDA has started"],
+    ids=["unset", "set", "CUDA has started", "no torch"],
 )
 def test_importing_fastfeed_widens_the_queues(monkeypatch, before, lines, after):
     """Unless the user says how many, or CUDA has read it already."""

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastfeed.device.pinning import Pinner
+from fastfeed.device.share import Share
 from fastfeed.device.stage import Stage
 from fastfeed.device.transfer import Transfer, map_leaves
+from fastfeed.policy import FeedReport
 
 MIB = 1 << 20
 
@@ -61,6 +63,32 @@ def test_the_first_piece_has_room_for_a_workers_batches():
     assert list(pinner.pieces(1 << 40, 104 * MIB)) == [(0, 104 * MIB)]
     pinner.close()
     assert device.pinned == {}
+
+
+def test_room_for_gaps_is_not_taken_from_other_workers():
+    """A budget that holds all workers' batches does so, with little more for each."""
+    device = Pins()
+    pinner = Pinner(device, budget=1 << 30, batches=4, regions=8)
+    for number in range(8):
+        pinner.use(region((number + 1) << 40), 30 * MIB)
+    settled(pinner)
+    assert pinner.refused is None
+    assert set(device.pinned.values()) == {128 * MIB}
+    assert not pinner.is_behind
+    pinner.close()
+
+
+def test_what_was_timed_while_memory_was_pinned_teaches_nothing():
+    """The split hears of typical batches only, and each one's waits are its own."""
+    heard = []
+    share = Share(SimpleNamespace(share=0.25, observe=heard.append))
+    moved = SimpleNamespace(seconds=0.01)
+    for number, is_typical in enumerate((False, True)):
+        assert share.ask(0, number, samples=8) == 0.25
+        report = FeedReport(steps_s={"decode": 0.5}, deferred=2)
+        result = SimpleNamespace(generation=0, number=number, report=report, busy_s=1.0)
+        share.delivered(result, moved, is_typical=is_typical)
+    assert [(one.share, one.decoded, one.stage_s) for one in heard] == [(0.25, 6, 0.01)]
 
 
 def test_copies_end_at_borders():

@@ -140,3 +140,20 @@ def test_threads_make_the_same_pictures(photo_shards):
     whole = epoch()
     made = epoch(num_workers=2, worker_kind="thread")
     assert all(torch.equal(a, b) for a, b in zip(whole, made, strict=True))
+
+
+def test_workers_that_may_differ_have_their_turns(number_shards):
+    """A transform may draw by what the init function made for its worker: batches go round."""
+    made = {}
+
+    def begin(worker):
+        made["by"] = worker
+
+    def note(sample):
+        return {"worker": made["by"], **sample}
+
+    loader = ff.DataLoader(
+        numbers(number_shards, transform=note), 10, num_workers=2, worker_init_fn=begin
+    )
+    workers = [set(batch["worker"].tolist()) for batch in loader]
+    assert workers == [{number % 2} for number in range(len(loader))]
