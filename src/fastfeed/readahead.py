@@ -8,10 +8,12 @@ remote shards the cache folder is told instead (`staging/`), in which they arriv
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from fastfeed.errors import FastfeedError
 from fastfeed.storage.urls import is_remote
 
 if TYPE_CHECKING:
@@ -124,7 +126,8 @@ class ReadAhead:
         # Opening a remote shard takes round trips that the batch would wait for.
         ours = self._staged is None and shard % self._workers == self._worker
         if ours or not is_remote(self._shards.name(shard)):
-            self._shards.advise(shard)
+            with suppress(FastfeedError):  # who reads it meets what is wrong, and has a policy
+                self._shards.advise(shard)
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self._known, self._window = epoch, 0, 0

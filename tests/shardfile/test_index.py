@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import struct
 import tarfile
 
@@ -268,3 +269,20 @@ def test_ten_million_rows_load_at_once(tmp_path):
         file.seek(start + 10**7 * CELL.itemsize)
         file.write(struct.pack("<8sQQQ", b"ffindex1", 5, 10**7, 0))
     assert len(load_index(path)) == 10**7
+
+
+def test_a_header_is_read_again_where_another_thread_disturbed_the_parser(tmp_path, monkeypatch):
+    """CPython's parser of literals may fail in several threads at once; it is no damage."""
+    path = tmp_path / "a.ffx"
+    path.write_bytes(save_index(ShardIndex(("x",), np.zeros(0, row_dtype(("x",))), 1024)))
+    parse, disturbed = ast.literal_eval, [1, 2, 3]
+
+    def parse_at_last(text):
+        if disturbed.pop():
+            raise SystemError("AST constructor recursion depth mismatch")
+        return parse(text)
+
+    disturbed.insert(0, 0)
+    monkeypatch.setattr(ast, "literal_eval", parse_at_last)
+    assert load_index(path).fields == ("x",)
+    assert not disturbed

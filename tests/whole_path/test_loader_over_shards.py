@@ -157,3 +157,23 @@ def test_workers_that_may_differ_have_their_turns(number_shards):
     )
     workers = [set(batch["worker"].tolist()) for batch in loader]
     assert workers == [{number % 2} for number in range(len(loader))]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_shard_that_cannot_be_opened_is_skipped_in_any_order(tmp_path, workers):
+    """Reading ahead comes to it first, and leaves it to the policy of those who read it."""
+    with ff.ShardWriter(tmp_path / "numbers", shard_size="8KiB") as writer:
+        for number in range(40):
+            writer.write({"__key__": f"{number:04d}", "cls": number})
+    shards = sorted((tmp_path / "numbers").glob("*.tar"))
+    cut = shards[1].read_bytes()
+    shards[1].unlink()
+    shards[1].write_bytes(cut[: len(cut) // 2])
+    found = []
+    for shuffle in (False, True):
+        data = ff.ShardDataset(tmp_path / "numbers", {"number": ff.Int("cls")}, on_error="skip")
+        loader = ff.DataLoader(data, 4, shuffle=shuffle, num_workers=workers)
+        found.append((sorted(epoch_of(loader)), data.bad_count))
+    assert found[0] == found[1]
+    assert len(shards) > 2
+    assert 0 < found[0][1] == 40 - len(found[0][0])

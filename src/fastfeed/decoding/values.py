@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fastfeed.errors import DecodeError, ShardError
+from fastfeed.shardfile.literals import undisturbed
 from fastfeed.storage.streams import inflate
 
 if TYPE_CHECKING:
@@ -150,9 +151,9 @@ def npy_header(data: memoryview) -> tuple[tuple[int, ...], bool, np.dtype[Any], 
 
 def _literal(text: str) -> Any:
     try:
-        return ast.literal_eval(text)
+        return undisturbed(lambda: ast.literal_eval(text))
     except SyntaxError:
-        return ast.literal_eval(_LONG.sub(r"\1", text))
+        return undisturbed(lambda: ast.literal_eval(_LONG.sub(r"\1", text)))
 
 
 def _decode_npz(data: memoryview) -> dict[str, NDArray[Any]]:

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 
 from fastfeed.errors import IndexDamagedError, ShardError, StorageError
+from fastfeed.shardfile.literals import undisturbed
 from fastfeed.shardfile.names import split_name
 
 if TYPE_CHECKING:
@@ -130,7 +131,9 @@ def load_index(path: str | PathLike[str], *, verify: bool = False) -> ShardIndex
     """
     path = os.fspath(path)
     try:
-        rows = np.lib.format.open_memmap(path, mode="r", max_header_size=_HEADER_LIMIT)
+        rows = undisturbed(
+            lambda: np.lib.format.open_memmap(path, mode="r", max_header_size=_HEADER_LIMIT)
+        )
         with open(path, "rb") as file:  # noqa: PTH123 - shards are opened by the thousand
             length = file.seek(0, os.SEEK_END)
             file.seek(-min(length, _TRAILER.size), os.SEEK_END)
