@@ -33,6 +33,10 @@ NAMES = (
 )
 
 _CUDA = "import torch, sys; sys.exit(None if torch.cuda.is_available() else 'no CUDA device')"
+_DALI_GPU = (
+    ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    f"import nvidia.dali.plugin.pytorch; {_CUDA}",
+)
 _FIND_ZSTD = "import shutil, sys; sys.exit(None if shutil.which('zstd') else 'no zstd command')"
 _FIND_TAR = "import shutil, sys; sys.exit(None if shutil.which('tar') else 'no tar command')"
 
@@ -45,14 +49,8 @@ _PEERS = {
     "torch-simplejpeg-aten": (("simplejpeg",), "import simplejpeg"),
     "webdataset": (("webdataset",), "import webdataset"),
     "dali-cpu": (("nvidia-dali-cuda130", "nvidia-dali-cuda120"), "import nvidia.dali.fn"),
-    "dali-gpu": (
-        ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-        f"import nvidia.dali.plugin.pytorch; {_CUDA}",
-    ),
-    "dali-gpu-wide": (
-        ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-        f"import nvidia.dali.plugin.pytorch; {_CUDA}",
-    ),
+    "dali-gpu": _DALI_GPU,
+    "dali-gpu-wide": _DALI_GPU,
     "torchvision-gpu": (("torchvision",), f"import torchvision.io; {_CUDA}"),
     "tar": ((), _FIND_TAR),
     "zstd": ((), _FIND_ZSTD),

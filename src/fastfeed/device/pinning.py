@@ -32,7 +32,7 @@ class Pinner:
     """
 
     def __init__(self, device: Device, *, budget: int, batches: int = 1, regions: int = 1) -> None:
-        """`batches` is how many of the first one's size a region will hold; of `regions`."""
+        """`batches` of the first one's size a region will hold; `regions` share the budget."""
         self._device = device
         self._batches = batches
         self._shares = max(1, regions)

@@ -1,4 +1,4 @@
-"""The stream that a decoder works on. A CPU, which tests use as the device, has none."""
+"""The stream that a decoder works on, and its queues. A CPU, the device of tests, has none."""
 
 from __future__ import annotations
 
