@@ -42,21 +42,37 @@ def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return words ^ (words >> np.uint64(31))
 
 
-def permute(places: NDArray[np.int64], count: int, *, key: np.uint64) -> NDArray[np.int64]:
-    """Return where each of `places` goes in the permutation of `range(count)` that `key` names."""
-    # Two halves of a number of at least 8 bits; small ranges are walked more often, not less mixed.
-    half = np.uint64(max(4, (max(1, count - 1).bit_length() + 1) // 2))
-    low = (np.uint64(1) << half) - np.uint64(1)
-    keys = [mix(np.array([key], np.uint64) ^ np.uint64(turn)) for turn in range(_ROUNDS)]
-    found = places.astype(np.uint64)
-    outside = np.arange(len(found))
-    while len(outside):
-        left, right = found[outside] >> half, found[outside] & low
-        for turn in keys:
-            left, right = right, left ^ (mix(right ^ turn) & low)
-        found[outside] = (left << half) | right
-        outside = outside[found[outside] >= count]
-    return found.astype(np.int64)
+class Permutation:
+    """The permutation of `range(count)` that a key names, computed place by place.
+
+    What a turn of the network makes of half a number is looked up: the halves are few, and the
+    loop waits while places are computed.
+    """
+
+    def __init__(self, count: int, *, key: np.uint64) -> None:
+        self._count = count
+        # Halves of a number of at least 8 bits; small ranges are walked more often, not less mixed.
+        self._half = max(4, (max(1, count - 1).bit_length() + 1) // 2)
+        self._low = (1 << self._half) - 1
+        halves = np.arange(1 << self._half, dtype=np.uint64)
+        keys = [mix(np.array([key], np.uint64) ^ np.uint64(turn)) for turn in range(_ROUNDS)]
+        self._turns = [(mix(halves ^ one) & np.uint64(self._low)).astype(np.int64) for one in keys]
+
+    def of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return where each of `places` goes."""
+        found = self._once(places)
+        outside = np.flatnonzero(found >= self._count)
+        while len(outside):
+            walked = self._once(found[outside])
+            found[outside] = walked
+            outside = outside[walked >= self._count]
+        return found
+
+    def _once(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        left, right = numbers >> self._half, numbers & self._low
+        for turn in self._turns:
+            left, right = right, left ^ turn[right]
+        return (left << self._half) | right
 
 
 def _hash(words: NDArray[np.int64], *, seed: int, epoch: int, purpose: int) -> NDArray[np.uint64]:
@@ -109,10 +125,10 @@ class Plan:
         for number, (lasts, counts) in enumerate(self._groups()):
             ends = np.cumsum(counts)
             count = int(ends[-1])
-            key = self._key(number, _SAMPLE_ORDER)
+            permutation = Permutation(count, key=self._key(number, _SAMPLE_ORDER))
             for first in range(0, count, _PIECE):
                 places = np.arange(first, min(first + _PIECE, count), dtype=np.int64)
-                places = permute(places, count, key=key)
+                places = permutation.of(places)
                 held = np.searchsorted(ends, places, side="right")
                 yield lasts[held] - ends[held] + places
 
@@ -135,8 +151,8 @@ class Plan:
         owner = np.repeat(np.arange(len(shards)), parts)
         part = np.arange(len(owner)) - np.repeat(np.cumsum(parts) - parts, parts)
         begins, lasts = (counts[owner] * at // parts[owner] for at in (part, part + 1))
-        order = np.arange(len(owner), dtype=np.int64)
-        order = permute(order, len(owner), key=self._key(window, _BLOCK_ORDER))
+        permutation = Permutation(len(owner), key=self._key(window, _BLOCK_ORDER))
+        order = permutation.of(np.arange(len(owner), dtype=np.int64))
         lengths = (sizes // parts)[owner][order]
         ends = np.cumsum(lengths)
         # Groups of one size: a last one of few blocks would hardly be shuffled.

@@ -28,6 +28,9 @@ _WINDOW_STOCKS = 2
 _PAUSE, _PAUSE_S = 16, 1.0
 # Workers that wait take no core, but a process each.
 _WAITING = 16
+# The loop takes part in reading what a hundred threads did, which is milliseconds, so that is done
+# only where it waits for more than this part of a window.
+_WAITS = 0.01
 # What workers compute varies; those in use are too many only if they want so many times the cores.
 _OVER = 2.0
 
@@ -68,6 +71,7 @@ class Workforce:
         self._delivered: float | None = None
         self._step_s = 0.0
         self._stale = 0
+        self._looks = True
         self._ran_s: float | None = None
         self._computed: tuple[float, float] | None = None
 
@@ -122,10 +126,13 @@ class Workforce:
         elapsed_s = now - self._started
         if elapsed_s < _WINDOW_S or self._batches < _WINDOW_STOCKS * stock:
             return
-        self._tuner.most = min(self._limit(hands), hands.most)
+        if self._looks:
+            self._tuner.most = min(self._limit(hands), hands.most)
         self._tuner.observe(
             Window(elapsed_s, self._waited_s, self._busy_s, self._batches, self.in_use)
         )
+        # While the loop does not wait nobody asks for more workers than there are cores.
+        self._looks = self._waited_s > _WAITS * elapsed_s or self.in_use > self._workers
         self._open_window(hands, now)
 
     def _paused(self, asked: float) -> bool:
@@ -139,7 +146,8 @@ class Workforce:
 
     def _open_window(self, hands: Hands, now: float) -> None:
         self._started, self._batches, self._waited_s, self._busy_s = now, 0, 0.0, 0.0
-        self._ran_s = runnable_s(hands.tasks(self.in_use)) if self.most > self._workers else None
+        looks = self._looks and self.most > self._workers
+        self._ran_s = runnable_s(hands.tasks(self.in_use)) if looks else None
 
     def _limit(self, hands: Hands) -> int:
         """Return how many workers there may be, so that no more compute than there are cores for.

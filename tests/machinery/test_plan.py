@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastfeed.plan import Blocks, Plan, permute, substitute
+from fastfeed.plan import Blocks, Permutation, Plan, substitute
 
 
 def plan_of(counts, *, window=1 << 40, seed=0, epoch=0, size=100, blocks=None):
@@ -142,18 +142,18 @@ def test_substitutes_stay_in_range_and_vary(count):
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
-def test_permute_is_a_permutation(count, key):
-    """Every place is reached once, whatever the range and the key."""
-    found = permute(np.arange(count), count, key=np.uint64(key))
+def test_every_place_is_reached_once(count, key):
+    """A permutation leaves nothing out, whatever the range and the key."""
+    found = Permutation(count, key=np.uint64(key)).of(np.arange(count))
     assert sorted(found.tolist()) == list(range(count))
 
 
 @pytest.mark.parametrize(("count", "keys"), [(4, 1200), (128, 4800)])
-def test_permute_is_even(count, keys):
+def test_permutations_are_even(count, keys):
     """Over many keys each of the orders of four places comes about as often as any other."""
     seen = {}
     for key in range(keys):
-        places = permute(np.arange(4), count, key=np.uint64(key))
+        places = Permutation(count, key=np.uint64(key)).of(np.arange(4))
         order = tuple(np.argsort(places).tolist())
         seen[order] = seen.get(order, 0) + 1
     assert len(seen) == 24

@@ -139,3 +139,16 @@ def test_a_fixed_number_is_kept(tmp_path, clock, kinds):
     assert set(used) == {2}
     assert workforce.most == workforce.first == 2
     assert workforce.decisions == ()
+
+
+def test_nothing_is_read_while_the_loop_does_not_wait(tmp_path, clock):
+    """What workers compute is looked up where more of them might be wanted, and again later."""
+    pool = Pool(tmp_path)
+    looked = []
+    tasks = pool.tasks
+    pool.tasks = lambda workers: looked.append(clock.now) or tasks(workers)
+    workforce = grown(pool)
+    run(workforce, pool, clock, seconds=60, work=10 * MS, step=100 * MS, computes=0.05)
+    assert clock.now - looked[-1] > 50
+    run(workforce, pool, clock, seconds=300, work=100 * MS, step=10 * MS, computes=0.05)
+    assert workforce.in_use in {10, 11}

@@ -203,8 +203,11 @@ class DevicePool:
         moved = arrival.moved
         if moved is None or arrival.opened is None:
             raise RuntimeError("a batch that is not on the device is not delivered")
-        self._leave(arrival)
-        batch = self._output.deliver(moved)
+        try:
+            batch = self._output.deliver(moved)
+        finally:
+            # Only now: the stage goes on at once, and would take the interpreter from this thread.
+            self._leave(arrival)
         self._share.delivered(arrival.result, moved, is_typical=arrival.is_typical)
         arrival.moved = None
         return arrival.opened._replace(batch=batch)
