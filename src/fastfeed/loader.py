@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -199,7 +200,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def workers_in_use(self) -> int:
-        """How many workers get jobs now: with `fastfeed.AUTO` it changes while the loop runs."""
+        """How many workers get jobs now: with `fastfeed.AUTO` it changes while the loop runs.
+
+        Of several iterators it is the number of the one begun last.
+        """
         return int(self.num_workers if self._workforce is None else self._workforce.in_use)
 
     @property
@@ -361,7 +365,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._device_path
 
     def workforce(self, path: DevicePath | None, *, one_by_one: bool, alike: bool) -> Workforce:
-        """Return who works: the same over all epochs.
+        """Return who works for a new iterator; it goes on from what the one before it found.
 
         Only a number of workers that we chose is tuned; not while the GPU's share is, which needs
         all of them; nor where each worker has a part of the data, not `one_by_one`. More of them
@@ -371,6 +375,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             shared = path is not None and not path.tuner.fixed
             tuned = isinstance(self.num_workers, AutoWorkers) and one_by_one and not shared
             self._workforce = Workforce(self.num_workers, fixed=not tuned, grows=alike)
+        else:
+            self._workforce = copy(self._workforce)
         return self._workforce
 
     def told_epoch(self) -> int | None:

@@ -8,7 +8,8 @@ once; more of them when the loop could use them, as far as they wait instead of 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol
+from copy import copy
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fastfeed.topology import runnable_s
 from fastfeed.tuner.measured import Window
@@ -53,9 +54,10 @@ class Hands(Protocol):
 
 
 class Workforce:
-    """Workers 0 to `in_use - 1` get the jobs; with `fixed` that are all, always.
+    """Workers 0 to `in_use - 1` of one iterator get the jobs; with `fixed` that are all, always.
 
-    `workers` is as many as may compute at a time. With `grows` there may be more of them.
+    `workers` is as many as may compute at a time. With `grows` there may be more of them. Another
+    iterator gets a copy, which begins with what was found here and follows its own loop.
     """
 
     def __init__(self, workers: int, *, fixed: bool, grows: bool = False) -> None:
@@ -74,6 +76,10 @@ class Workforce:
         self._looks = True
         self._ran_s: float | None = None
         self._computed: tuple[float, float] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has a tuner of its own."""
+        return {**self.__dict__, "_tuner": copy(self._tuner)}
 
     @property
     def in_use(self) -> int:

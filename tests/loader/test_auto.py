@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,6 +28,9 @@ class Scripted:
         self.workers = self._numbers.pop(0)
         self.decisions = []
         self.windows = []
+
+    def __getstate__(self):
+        return {name: copy.copy(value) for name, value in self.__dict__.items()}
 
     def observe(self, window):
         self.windows.append(window)
@@ -141,6 +146,46 @@ def test_workers_added_later_make_the_same_batches(kind, monkeypatch):
         assert sorted(torch.cat(seen).tolist()) == list(range(400))
     assert used == {6}
     assert "6 of 16 workers in use (num_workers=6 pins that)" in loader.report()
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_two_iterators_each_have_their_own_workers(kind, monkeypatch):
+    """One that grows has no effect on another, and the next begins where the last one stands."""
+    loader = loader_with([2], monkeypatch, most=2, worker_kind=kind)
+    loader._workforce = Workforce(2, fixed=False, grows=True)
+    loader._workforce._tuner = Scripted([2])
+    first = iter(loader)
+    second = iter(loader)
+    first._workforce._tuner = Scripted([2, 5])
+    for iterator in (first, second):
+        assert torch.cat([batch[:, 0] for batch in iterator]).tolist() == list(range(400))
+    assert first._workforce.in_use == 5
+    assert second._workforce.in_use == loader.workers_in_use == 2
+
+
+def test_an_iterator_begins_with_what_the_one_before_found(monkeypatch):
+    """The number of the last epoch is that of the next, and its changes are told as well."""
+    loader = loader_with([2, 3, 1], monkeypatch)
+    next(iter(loader))
+    list(loader)
+    before = loader.tuning
+    next(iter(loader))
+    assert loader.workers_in_use == 1
+    assert loader.tuning == before
+
+
+def test_workers_that_stay_are_one_iterators(monkeypatch):
+    """Asked for a second iterator, a loader whose workers stay begins anew with the one it has."""
+    loader = loader_with([2], monkeypatch, most=2, persistent_workers=True)
+    loader._workforce = Workforce(2, fixed=False, grows=True)
+    loader._workforce._tuner = Scripted([2, 5])
+    first = iter(loader)
+    for _ in range(30):
+        next(first)
+    assert iter(loader) is first
+    assert torch.cat([batch[:, 0] for batch in first]).tolist() == list(range(400))
+    assert loader.workers_in_use == first._workforce.in_use
+    del loader._iterator
 
 
 def test_workers_added_later_know_the_epoch(monkeypatch):

@@ -11,6 +11,7 @@ windows say has passed.
 from __future__ import annotations
 
 from math import ceil, sqrt
+from typing import Any
 
 from fastfeed.errors import OptionError
 from fastfeed.tuner.decision import Decision
@@ -59,6 +60,11 @@ class WorkerTuner:
         self._rested: Measured | None = None
         self._odd = 0
         self._first = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy goes on from here alone; this one may be in use in another thread."""
+        own = {"decisions": [*self.decisions], "_windows": [*self._windows]}
+        return {**self.__dict__, **own, "_known": {**self._known}}
 
     def observe(self, window: Window) -> Decision | None:
         """Take a window into account; return a decision if it changed the number of workers."""
