@@ -145,7 +145,9 @@ class ProcessArrival(NamedTuple):
         packed, lender = self.result.packed, self.lender
         if packed is None:
             raise RuntimeError("a result without a batch is not delivered")
-        room = lender.region.capacity // max(1, packed.nbytes) - prefetch - 1
+        # Beside those kept lie this one, whose copy is told with the next job, and what the worker
+        # was asked for: at times one more than its turn, where batches go to who has least to do.
+        room = lender.region.capacity // max(1, packed.nbytes) - prefetch - 2
         many = lender.lent >= min(room, prefetch + _KEPT)
         # What a worker made that has died since is copied too: nobody looks after its region.
         copy = many or lender.closed
