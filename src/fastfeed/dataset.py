@@ -337,4 +337,5 @@ def _check_reading(verify: object, storage_options: object) -> None:
 def _folders(source: str | Path | Sequence[str | Path]) -> list[str]:
     """Return the folders of this machine that a source names, each with a slash at its end."""
     local = (os.fspath(item) for item in items_of(source) if not is_remote(os.fspath(item)))
-    return [f"{item if Path(item).is_dir() else Path(item).parent}/" for item in local]
+    # As when it is opened: what cannot be looked at is a shard.
+    return [f"{item if os.path.isdir(item) else Path(item).parent}/" for item in local]  # noqa: PTH112

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import pickle
@@ -90,6 +91,22 @@ def test_sources_without_shards(folder):
             ShardSet(source)
     with pytest.raises(StorageError, match="missing"):
         ShardSet(folder.path / "missing.tar")
+
+
+def test_what_cannot_be_looked_at(folder, three, monkeypatch):
+    """A name that the system refuses, and an index on a disk that fails, are errors of storage."""
+    with pytest.raises(StorageError, match="File name too long"):
+        ShardSet(str(folder.path / ("x" * 300))).open(0)
+    real = os.stat
+
+    def stat(path, *args, **more):
+        if str(path).endswith(".ffx"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(StorageError, match=r"cannot open .*ffx.*Input/output error"):
+        ShardSet(three).open(0)
 
 
 def test_locate(folder, three):

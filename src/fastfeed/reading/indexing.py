@@ -63,7 +63,7 @@ def find_index(
     beside = local_path(index_name(shard))
     cached = None if cache is None else cache / _cached_name(shard, storage.size)
     for path in (beside, cached):
-        if path is None or not Path(path).exists():
+        if path is None or not _is_there(path):
             continue
         index = load_index(path)
         if not index.has_checksums:
@@ -76,6 +76,14 @@ def find_index(
     index = load_index(_keep(_walked(shard, storage), beside=beside, cached=cached, shard=shard))
     check_fit(index, storage, shard=shard)
     return index
+
+
+def _is_there(index: str | Path) -> bool:
+    """Say whether there is an index; one that cannot be looked at is not made anew, nor ignored."""
+    try:
+        return Path(index).exists()
+    except OSError as error:
+        raise StorageError(f"cannot open {str(index)!r}: {error.strerror}") from error
 
 
 def _is_older(index: str | Path, shard: str) -> bool:
@@ -120,7 +128,7 @@ class _Remote:
 
     def _known(self, facts: Facts) -> ShardIndex | None:
         path = self._path(facts)
-        if path is None or not path.exists():
+        if path is None or not _is_there(path):
             return None
         try:
             index = load_index(path)

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.errors import OptionError
@@ -121,7 +120,8 @@ def _folder_of_manifest(source: str | os.PathLike[str]) -> str | None:
     path = local_path(item)
     if os.path.basename(path) == MANIFEST_NAME:  # noqa: PTH119 - keeps the path as it was written
         return os.path.dirname(path) or "."  # noqa: PTH120
-    return path if Path(path).is_dir() else None
+    # One that cannot be looked at is a shard, which says why it cannot be opened.
+    return path if os.path.isdir(path) else None  # noqa: PTH112
 
 
 def _within(folder: str, name: str) -> str:

@@ -62,16 +62,17 @@ class StagedShard:
 
     def read_into(self, offset: int, buffer: memoryview, /) -> None:
         """Fill all of `buffer` with the bytes at `offset`, or raise StorageError."""
-        file = self._file
-        if file is not None:  # most reads: the same as below in fewer steps
-            try:
-                file.read_into(offset, buffer)
-            except StorageError:
-                pass
-            else:
-                self._staged.count(len(buffer), local=True)
-                return
-        self._read(lambda storage: storage.read_into(offset, buffer), offset, len(buffer))
+        file, nbytes = self._file, len(buffer)
+        if file is None:
+            self._read(lambda storage: storage.read_into(offset, buffer), offset, nbytes)
+            return
+        try:  # most reads: the same as there in fewer steps
+            file.read_into(offset, buffer)
+        except StorageError as error:
+            self._lose(file, error, offset, nbytes)
+            self._read_far(lambda storage: storage.read_into(offset, buffer), nbytes)
+        else:
+            self._staged.count(nbytes, local=True)
 
     def advise(self, offset: int, size: int) -> None:
         """Hint that these bytes will be read soon; from afar the stager knows better."""
@@ -103,13 +104,19 @@ class StagedShard:
             try:
                 result = call(file)
             except StorageError as error:
-                if offset < 0 or offset + nbytes > self.source.size:
-                    raise  # nobody could have read that
-                self._file = None
-                self._staged.lose(self.source, file, error)
+                self._lose(file, error, offset, nbytes)
             else:
                 self._staged.count(nbytes, local=True)
                 return result
+        return self._read_far(call, nbytes)
+
+    def _lose(self, file: StagedFile, error: StorageError, offset: int, nbytes: int) -> None:
+        if offset < 0 or offset + nbytes > self.source.size:
+            raise error  # nobody could have read that
+        self._file = None
+        self._staged.lose(self.source, file, error)
+
+    def _read_far(self, call: Callable[[Storage], _T], nbytes: int) -> _T:
         far = self._far
         if far is None:
             far = self._far = self._staged.open_far(self.source)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import secrets
 from contextlib import suppress
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
     from fastfeed.staging.source import Source
 
+log = logging.getLogger("fastfeed")
+
 # A full disk, a full quota, and a file system on which nothing may be written.
 _FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG))
 _TOO_MANY = frozenset((errno.EMFILE, errno.ENFILE))
@@ -64,8 +67,11 @@ class StagedFile(LocalFile):
             raise StorageError(f"{shown!r} is leaving the shelf") from error
 
     def is_removed(self) -> bool:
-        """Say whether it was evicted between its opening and its lock."""
-        return os.fstat(self.descriptor).st_nlink == 0
+        """Say whether it was evicted between its opening and its lock, or lost with its disk."""
+        try:
+            return os.fstat(self.descriptor).st_nlink == 0
+        except OSError:
+            return True
 
 
 class Refusal(Enum):
@@ -111,7 +117,7 @@ class Shelf:
         return file
 
     def __contains__(self, source: Source) -> bool:
-        return self._path(source).exists()
+        return os.path.exists(self._path(source))  # noqa: PTH110 - of a failing disk: it is not
 
     def shards(self) -> set[str]:
         """Return the names (key and size) of the shards that are on the shelf."""
@@ -139,9 +145,15 @@ class Shelf:
             return self._begin(source)
 
     def discard(self, source: Source) -> None:
-        """Take a shard off that is not what it should be; who reads it keeps it open."""
-        with alone(self.folder):
-            self._path(source).unlink(missing_ok=True)
+        """Take a shard off that is not what it should be; who reads it keeps it open.
+
+        On a disk that lets nobody do that it stays, which is told: it can be read from afar.
+        """
+        try:
+            with alone(self.folder):
+                self._path(source).unlink(missing_ok=True)
+        except (OSError, StorageError) as error:
+            log.warning("a bad copy stays in the cache: %s", error)
 
     def part_path(self, name: str) -> Path:
         """Return the path of a part, by its name in the folder."""
@@ -208,6 +220,8 @@ class Shelf:
                     break
                 os.unlink(path)  # noqa: PTH108
                 wanted -= nbytes
+        except OSError as error:
+            raise StorageError(f"cannot remove {path!r}: {error.strerror}") from error
         finally:
             for _, lock, _ in leaving:
                 lock.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -59,7 +60,7 @@ def _candidates() -> Iterator[str]:
         for folder in _folders("nvidia"):
             for inside in (f"cu{version}", "nvjpeg"):
                 path = folder / inside / "lib" / f"libnvjpeg.so.{version}"
-                if path.exists():
+                if os.access(path, os.R_OK):
                     yield str(path)
     for folder in _folders("torchvision"):  # its wheels carry one, under a name with a hash
         yield from map(str, sorted(folder.with_name("torchvision.libs").glob("libnvjpeg.*so*")))
