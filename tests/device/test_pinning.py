@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -49,6 +51,15 @@ def settled(pinner):
     if pinner.thread is not None:
         pinner.thread.join()
     pinner.thread = None
+
+
+@pytest.fixture
+def often_switched():
+    """Threads take turns as often as the interpreter can."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(interval)
 
 
 def test_the_first_piece_has_room_for_a_workers_batches():
@@ -128,6 +139,29 @@ def test_one_budget_for_all_loaders(caplog):
     settled(third)
     assert device.pinned == {1 << 42: 56 * MIB}
     third.close()
+
+
+def test_loaders_in_many_threads_share_the_budget(often_switched):
+    """However their threads mix, pinners that come and grow at a time stay within the budget."""
+    device = Pins()
+    begin = threading.Barrier(4)
+    made = []
+
+    def grow(number):
+        begin.wait(60)
+        for one in range(50):
+            pinner = Pinner(device, budget=256 * MIB)
+            made.append(pinner)
+            pinner.use(region((number * 50 + one + 1) << 40), 8 * MIB)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(grow, range(4)))
+    for pinner in made:
+        settled(pinner)
+    assert sum(device.pinned.values()) == 256 * MIB
+    for pinner in made:
+        pinner.close()
+    assert device.pinned == {}
 
 
 def test_refused_pinning_is_said_once(caplog):

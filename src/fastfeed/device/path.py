@@ -188,14 +188,15 @@ class DevicePath:
         self.tuner.share, self.tuner.fixed = 0.0, True
 
     def facts(self) -> DeviceFacts:
-        """Return how the device is used now."""
+        """Return how the device is used now; other threads may lose the decoder meanwhile."""
+        decoder, pinner = self.decoder, self.pinner
         return DeviceFacts(
             name=str(self.device.target),
-            decoder=None if self.decoder is None else self.decoder.name,
+            decoder=None if decoder is None else decoder.name,
             rejected=self.rejected,
             share=self.tuner.share,
-            pinned_nbytes=0 if self.pinner is None else self.pinner.nbytes,
-            unpinned_why=None if self.pinner is None else self.pinner.refused,
+            pinned_nbytes=0 if pinner is None else pinner.nbytes,
+            unpinned_why=None if pinner is None else pinner.refused,
         )
 
     def mover(self) -> Mover:

@@ -20,8 +20,10 @@ log = logging.getLogger("fastfeed")
 _STEP = 8 << 20
 """Pieces of a region are registered in multiples of this; a copy cannot reach over two of them."""
 
-
 _living: weakref.WeakSet[Pinner] = weakref.WeakSet()
+# Held while the living ones are looked at, and one of them takes a part of the budget of all.
+# Reentrant: what dies meanwhile may end a loader, and that closes its pinner.
+_sharing = threading.RLock()
 
 
 class Pinner:
@@ -37,7 +39,10 @@ class Pinner:
         self._batches = batches
         self._shares = max(1, regions)
         self._budget = budget
-        _living.add(self)
+        with _sharing:
+            _living.add(self)
+        self.asked = 0
+        """Bytes that are registered, or are going to be."""
         self._asked: dict[int, int] = {}  # region's base -> bytes asked for
         self._regions: dict[int, Region] = {}  # kept, for their memory is registered
         # Base -> ends of the pieces asked for, known before one is registered: a copy that is
@@ -57,16 +62,13 @@ class Pinner:
         asked = self._asked.get(region.base, 0)
         if stop <= asked or self.refused is not None:
             return
-        # One budget for all loaders of the process: training and validation share it.
-        left = self._budget - sum(one.asked for one in list(_living))
-        # All that it will need, in one piece if that can be, and a quarter more that others do not
-        # need: batches differ in size, and the places of smaller ones leave gaps.
-        needed = stop if asked else stop * self._batches
-        fair = self._budget // self._shares // _STEP * _STEP
-        wished = max(needed, min(needed + needed // 4, fair))
-        stop = max(stop, min(wished, asked + left // _STEP * _STEP))
-        stop = min(-(-stop // _STEP) * _STEP, region.capacity)
-        if stop - asked > left:
+        with _sharing:
+            # One budget for all loaders of the process: training and validation share it.
+            left = self._budget - sum(one.asked for one in _living)
+            stop = self._wished(region, asked, stop, left)
+            fits = stop - asked <= left
+            self.asked += stop - asked if fits else 0
+        if not fits:
             self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")
             return
         self._asked[region.base] = stop
@@ -77,10 +79,15 @@ class Pinner:
             self.thread.start()
         self._jobs.put((region.base, asked, stop))
 
-    @property
-    def asked(self) -> int:
-        """Bytes that are registered, or are going to be."""
-        return sum(self._asked.values())
+    def _wished(self, region: Region, asked: int, stop: int, left: int) -> int:
+        """Return how far a region is best registered now, `stop` at the least."""
+        # All that it will need, in one piece if that can be, and a quarter more that others do not
+        # need: batches differ in size, and the places of smaller ones leave gaps.
+        needed = stop if asked else stop * self._batches
+        fair = self._budget // self._shares // _STEP * _STEP
+        wished = max(needed, min(needed + needed // 4, fair))
+        stop = max(stop, min(wished, asked + left // _STEP * _STEP))
+        return min(-(-stop // _STEP) * _STEP, region.capacity)
 
     @property
     def is_behind(self) -> bool:
@@ -136,3 +143,4 @@ class Pinner:
         self._borders.clear()
         self._regions.clear()
         self._asked.clear()
+        self.asked = 0
