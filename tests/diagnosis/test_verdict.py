@@ -327,6 +327,16 @@ SINGLE = {
         ),
         "memory pressure",
     ),
+    "the system copies what workers read": (
+        # A few files are thrown out beside it: far fewer pages than would take the system so long.
+        replace(
+            HEALTHY,
+            times=times(50, 51, 150),
+            feed=process(2, cpu=0.9, system=0.8, busy=0.95),
+            host=replace(HOST, read_again=0.9, read_again_per_s=6e6, major_faults_per_s=50.0),
+        ),
+        "preprocessing-bound",
+    ),
     "a little is read again": (
         replace(
             HEALTHY,
