@@ -61,3 +61,12 @@ def check_device(device: Any, dataset: Any, *, pins: bool) -> None:
         )
     if pins:
         raise OptionError(f"device={device!r} pins memory itself", way_out="Leave pin_memory out")
+
+
+def check_keeps_state(dataset: object) -> None:
+    """Raise OptionError if a loader over the data has no state to save."""
+    if isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise OptionError(
+            "data pipes keep no state that a loader can save",
+            way_out="Make the data an IterableDataset with state_dict and load_state_dict",
+        )

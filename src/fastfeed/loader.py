@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch.utils.data
 from torch.utils.data import IterDataPipe, MapDataPipe
 
-from fastfeed.arguments import check_device, check_epoch, check_workers
+from fastfeed.arguments import check_device, check_epoch, check_keeps_state, check_workers
 from fastfeed.device.path import DeviceOptions, DevicePath
 from fastfeed.errors import OptionError
 from fastfeed.indices import samplers_of
 from fastfeed.inprocess import InProcessIterator
 from fastfeed.iteration import WorkerIterator, region_bytes
 from fastfeed.options import AutoWorkers, resolve_workers
-from fastfeed.progress import Progress, resting
+from fastfeed.progress import Progress, data_of, resting
 from fastfeed.resume import LoaderState
 from fastfeed.sampler import ShardSampler
 from fastfeed.stats import Snapshot, Stats, describe
@@ -239,7 +239,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         their own), a few kilobytes. Once an epoch has ended it is the state of the next one's
         beginning.
         """
-        self._must_not_be_pipes()
+        check_keeps_state(self.dataset)
         if self._pending is not None:
             return self._pending.as_dict()
         if self._progress is None:
@@ -248,7 +248,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             state = self._progress.capture()
             if not state.begun:  # the epoch may have been set since the last one ended
                 state = replace(state, epoch=self._next_epoch())
-        return replace(state, data=self._data()).as_dict()
+        return replace(state, data=data_of(self)).as_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Go on from a state at the next `iter()`: the rest of its epoch, then the ones after it.
@@ -260,9 +260,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Raises OptionError if the state is of other data (unless `strict` is false), or cannot be
         resumed in this number of workers.
         """
-        self._must_not_be_pipes()
+        check_keeps_state(self.dataset)
         state = LoaderState.of(state_dict)
-        state.check(self._data() if strict else {}, workers=self.num_workers)
+        state.check(data_of(self) if strict else {}, workers=self.num_workers)
         # Lightning counts an epoch as done after its last batch, without waiting for its end.
         self._over = state.begun and _lightning_asks() and state.delivered == self._length()
         self._pending = state
@@ -275,34 +275,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 pass
         return super().__iter__()
 
-    def _data(self) -> dict[str, Any]:
-        """Return what the data is, for a state to be compared with."""
-        try:
-            samples = len(self.dataset)  # type: ignore[arg-type]
-        except TypeError:
-            samples = None
-        if isinstance(self.sampler, ShardSampler):  # its state says more than batches and ranks
-            return {"samples": samples, "shards": self.sampler.fingerprint()}
-        ranks = [getattr(one, "num_replicas", None) for one in samplers_of(self._index_sampler)]
-        return {
-            "samples": samples,
-            "batch size": self.batch_size,
-            "drop_last": self.drop_last,
-            "ranks": next((count for count in ranks if count is not None), 1),
-        }
-
     def _length(self) -> int | None:
         try:
             return len(self)
         except TypeError:
             return None
-
-    def _must_not_be_pipes(self) -> None:
-        if isinstance(self.dataset, IterDataPipe | MapDataPipe):
-            raise OptionError(
-                "data pipes keep no state that a loader can save",
-                way_out="Make the data an IterableDataset with state_dict and load_state_dict",
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the loader has not begun."""

@@ -28,6 +28,8 @@ from fastfeed.slots.region import anonymous_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fastfeed.collating.fetch import Source
+
 # Buffers begin at cache lines; smaller ones than this are cheaper inside the pickle.
 _ALIGNMENT, _LARGE = 64, 64 << 10
 # How deep, and among how many values of a container, the cause of a failing pickle is looked for.
@@ -160,6 +162,21 @@ def _pickler(
     own.update(dict.fromkeys((*tied, *_TIED), tie))
     pickler.dispatch_table = {**copyreg.dispatch_table, **own}
     return pickler
+
+
+def pack_once(source: Source) -> Source | Parcel:
+    """Pickle what all workers need once, where it can be pickled outside of their start."""
+    try:
+        return Parcel(source)
+    except Exception as error:  # whatever a user's class raises
+        path = find_unpicklable(source.dataset, "dataset") or find_unpicklable(source, "loader")
+        if path is None:
+            return source  # each process can take it along, as torch has it
+        error.add_note(
+            f"{path} cannot be pickled, which every start method but fork needs; a function at the "
+            "top of a module can be, a lambda or an open file cannot"
+        )
+        raise
 
 
 def find_unpicklable(thing: Any, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""One worker process, seen from the trainer: its channel, its region, and what it has to do."""
+"""One worker process, seen from the trainer: channel, region, what it has to do, and its end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
 from fastfeed.resume import Place
@@ -32,6 +33,8 @@ LEAST_REGION = 64 << 20
 # Seconds after its fork until a worker must have reported. It takes milliseconds, unless the child
 # waits for a lock that was copied closed.
 REPORT_S = 5.0
+TERM_S = 0.5
+"""Seconds that a worker gets to obey a signal."""
 # Descriptors that starting a process takes for a moment, at the most.
 _SPARE = 8
 
@@ -147,6 +150,27 @@ class Plan:
     def forks(self) -> bool:
         """Whether workers are forks of this process."""
         return self.context.get_start_method() == "fork"
+
+
+def end_all(workers: Sequence[WorkerProcess], *, grace_s: float) -> None:
+    """See that workers end: by themselves within `grace_s` seconds, by SIGTERM, or by SIGKILL."""
+    for seconds, end in ((grace_s, None), (TERM_S, "terminate"), (TERM_S, "kill")):
+        living = [own for own in workers if own.process.exitcode is None]
+        if end is not None:
+            for own in living:
+                getattr(own.process, end)()
+        _wait_for(living, seconds)
+
+
+def _wait_for(workers: Sequence[WorkerProcess], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    left = {own.death: own.process for own in workers}
+    while left:
+        ended = wait(list(left), max(0.0, deadline - time.monotonic()))
+        if not ended:
+            return
+        for descriptor in ended:
+            left.pop(descriptor).join()  # type: ignore[arg-type]
 
 
 def _check_room(one: Connection) -> None:

@@ -9,11 +9,13 @@ from fastfeed.collating.fetch import has_state
 from fastfeed.errors import EmptyBatchError
 from fastfeed.indices import IndexStream, generators_of, put_back, samplers_of, states_of
 from fastfeed.resume import Draws, LoaderState, Place
+from fastfeed.sampler import ShardSampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
+    from torch.utils.data import DataLoader
 
 
 class Progress:
@@ -200,6 +202,23 @@ def resting(index_sampler: Any, generator: torch.Generator | None, *, epoch: int
         draws=Draws([], None, states_of(generators)) if generators else None,
         sampler=None if holder is None else holder.state_dict(),
     )
+
+
+def data_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what a loader's data is, for a state to be compared with."""
+    try:
+        samples = len(loader.dataset)  # type: ignore[arg-type]
+    except TypeError:
+        samples = None
+    if isinstance(loader.sampler, ShardSampler):  # its state says more than batches and ranks
+        return {"samples": samples, "shards": loader.sampler.fingerprint()}
+    ranks = [getattr(one, "num_replicas", None) for one in samplers_of(loader._index_sampler)]  # noqa: SLF001
+    return {
+        "samples": samples,
+        "batch size": loader.batch_size,
+        "drop_last": loader.drop_last,
+        "ranks": next((count for count in ranks if count is not None), 1),
+    }
 
 
 def _epoch_of(sampler: Any) -> int | None:

@@ -20,14 +20,14 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Pipe, wait
+from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING
 
 from fastfeed.arrival import ProcessArrival
 from fastfeed.collating.failure import death
 from fastfeed.errors import OptionError, WorkerError
-from fastfeed.parcel import Parcel, find_unpicklable
-from fastfeed.process import REPORT_S, Plan, WorkerProcess
+from fastfeed.parcel import Parcel, pack_once
+from fastfeed.process import REPORT_S, TERM_S, Plan, WorkerProcess, end_all
 from fastfeed.topology import room_for, threads_of
 from fastfeed.worker import READY, Job, Result, without_batch
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("fastfeed")
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-# Seconds a worker gets to finish the batch it is making, and then to obey SIGTERM.
-_GRACE_S, _TERM_S = 1.5, 0.5
+# Seconds a worker gets to finish the batch it is making.
+_GRACE_S = 1.5
 
 # What the selector says of the pipe that interrupts a wait; workers have their numbers.
 _WOKEN = -1
@@ -80,34 +80,19 @@ class WorkerPool:
         try:
             self._life = life = context.Pipe(duplex=False)
             forks = context.get_start_method() == "fork"
-            given = source if forks else self._pack_once(source)
+            given = source if forks else pack_once(source)
+            self._parcel = given if isinstance(given, Parcel) else None
             self._plan = Plan(context, given, setups, capacity, life)
             for number in range(first):
                 self._workers.append(self._make(number))
         except BaseException as error:
-            self.close(grace_s=_TERM_S)
+            self.close(grace_s=TERM_S)
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 raise OptionError(
                     f"{first} workers need more file descriptors than the process may open",
                     way_out="Raise the limit (`ulimit -n`), or use fewer workers",
                 ) from error
             raise
-
-    def _pack_once(self, source: Source) -> Source | Parcel:
-        """Pickle what all workers need once, where it can be pickled outside of their start."""
-        try:
-            self._parcel = Parcel(source)
-        except Exception as error:  # whatever a user's class raises
-            path = find_unpicklable(source.dataset, "dataset")
-            path = path or find_unpicklable(source, "loader")
-            if path is not None:
-                error.add_note(
-                    f"{path} cannot be pickled, which every start method but fork needs; a "
-                    "function at the top of a module can be, a lambda or an open file cannot"
-                )
-                raise
-            return source  # each process can take it along, as torch has it
-        return self._parcel
 
     def _make(
         self,
@@ -328,7 +313,7 @@ class WorkerPool:
                 way_out="A thread held a lock during the fork: make the iterator before the "
                 "threads, or use multiprocessing_context='forkserver'",
             )
-        old.process.join(_TERM_S)
+        old.process.join(TERM_S)
         self._silent += 1
         log.warning("DataLoader worker %d was silent after its fork; it is forked again", number)
         self._replace(number)
@@ -352,7 +337,7 @@ class WorkerPool:
 
     def _cut_off(self) -> None:
         """End the workers: an interrupt has cut a message, and what follows it means nothing."""
-        self.close(grace_s=_TERM_S)
+        self.close(grace_s=TERM_S)
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -368,7 +353,7 @@ class WorkerPool:
     def _dead(self, worker: int) -> WorkerError:
         """Describe how a worker ended and what it had to do."""
         own = self._workers[worker]
-        exit_code = own.exit_code(_TERM_S)
+        exit_code = own.exit_code(TERM_S)
         job = next(((number, job.index) for (_, number), job in own.jobs.items()), None)
         return death(
             worker,
@@ -392,12 +377,7 @@ class WorkerPool:
             for own in self._workers:
                 own.channel.hang_up()
                 own.lender.close()
-        for seconds, end in ((grace_s, None), (_TERM_S, "terminate"), (_TERM_S, "kill")):
-            living = [own for own in self._workers if own.process.exitcode is None]
-            if end is not None:
-                for own in living:
-                    getattr(own.process, end)()
-            _wait_for(living, seconds)
+        end_all(self._workers, grace_s=grace_s)
         if self._parcel is not None:
             self._parcel.close()
         for end in (*self._life, *(self._wake or ())):  # workers die when it closes: it comes last
@@ -405,14 +385,3 @@ class WorkerPool:
         self._selector.close()
         for own in self._workers:
             own.let_go()
-
-
-def _wait_for(workers: list[WorkerProcess], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    left = {own.death: own.process for own in workers}
-    while left:
-        ended = wait(list(left), max(0.0, deadline - time.monotonic()))
-        if not ended:
-            return
-        for descriptor in ended:
-            left.pop(descriptor).join()  # type: ignore[arg-type]

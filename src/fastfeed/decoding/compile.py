@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -11,13 +10,13 @@ import numpy as np
 from fastfeed.decoding.defer import Deferred, DeviceSide, defer_image
 from fastfeed.decoding.draw import Draw
 from fastfeed.decoding.kept import recipe_of
+from fastfeed.decoding.outputs import outputs_of, row_of
 from fastfeed.decoding.picture import (
     JPEG_DECODERS,
     cut_mask,
     decode_part,
     deliver,
     mask_pixels,
-    normalized_type,
 )
 from fastfeed.decoding.values import (
     decode_array,
@@ -30,7 +29,7 @@ from fastfeed.decoding.values import (
     move_points,
     unpack,
 )
-from fastfeed.decoding.window import Window, draw_window, fixed_size, same_window
+from fastfeed.decoding.window import Window, draw_window, same_window
 from fastfeed.errors import (
     DecodeError,
     FastfeedError,
@@ -59,31 +58,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fastfeed.decoding.kept import Keeper, Recipe
+    from fastfeed.decoding.outputs import Output, Row
 
 PACKED: Final = ".zst"
 """Ends the name of a field that is compressed with zstd by itself."""
 
 _NOTHING_LEFT: Final = MappingProxyType[str, Deferred]({})
-_CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one sample's output takes in a batch, where that is the same for every sample."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    channels_last: bool = False
-    """Whether the last axis is the channels, which users see before height and width."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Output:
-    name: str
-    field: Field
-    normalize: Normalize | None
-    leader: str | None
-    """Output whose window and draw this one takes."""
 
 
 class SampleDecoder:
@@ -106,13 +86,13 @@ class SampleDecoder:
         if unknown:
             raise OptionError(f"no such JPEG decoder: {', '.join(sorted(unknown))}")
         self._decoders = tuple(jpeg_decoders)
-        self._outputs = _in_order(fields)
+        self._outputs = outputs_of(fields)
         names = dict.fromkeys(n for f in fields.values() for n in f.names)
         packed = [name + PACKED for name in names if name + PACKED in held]
         self.sources = tuple(dict.fromkeys([*names, *packed]))
         self._keeper = keeper
         self._recipes = {} if keeper is None else _recipes(fields, self._decoders)
-        rows = {output.name: _row(output, fields) for output in self._outputs}
+        rows = {output.name: row_of(output, fields) for output in self._outputs}
         self.layout: Mapping[str, Row] = MappingProxyType(
             {name: row for name, row in rows.items() if row is not None}
         )
@@ -167,7 +147,7 @@ class SampleDecoder:
 
     @staticmethod
     def _window_of(
-        output: _Output, draw: tuple[int, int, int], leader: Window | None
+        output: Output, draw: tuple[int, int, int], leader: Window | None
     ) -> Callable[[int, int], Window]:
         """Return the function that gives a picture's window once its size is known."""
 
@@ -209,7 +189,7 @@ class SampleDecoder:
 
     def _value(
         self,
-        output: _Output,
+        output: Output,
         data: memoryview,
         draw: tuple[int, int, int],
         row: NDArray[Any] | None,
@@ -235,7 +215,7 @@ class SampleDecoder:
 
     def _picture(
         self,
-        output: _Output,
+        output: Output,
         data: memoryview,
         window_of: Callable[[int, int], Window],
         row: NDArray[Any] | None,
@@ -308,71 +288,8 @@ def without_normalize(
     return bare, normalize
 
 
-def _in_order(fields: Mapping[str, Field]) -> list[_Output]:
-    """Return the outputs, those that lead a window before those that follow it."""
-    outputs = []
-    for name, field in fields.items():
-        if not isinstance(field, Field):
-            raise OptionError(
-                f"{name!r}: {field!r} describes no field", way_out='Write for example ff.Int("cls")'
-            )
-        transforms = field.transforms if isinstance(field, Image | Mask) else ()
-        fixed_size(transforms)
-        last = transforms[-1] if transforms else None
-        normalize = last if isinstance(last, Normalize) else None
-        leader = getattr(field, "like", None)
-        outputs.append(_Output(name, field, normalize, leader))
-        if leader is None:
-            continue
-        leading = fields.get(leader)
-        if not isinstance(leading, Image | Mask) or leading.like is not None or leader == name:
-            raise OptionError(
-                f"{name!r} is like {leader!r}, which is no picture with a geometry of its own",
-                way_out="Name the output that has the transforms",
-            )
-    return sorted(outputs, key=lambda output: output.leader is not None)
-
-
-def _row(output: _Output, fields: Mapping[str, Field]) -> Row | None:
-    field = output.field
-    if isinstance(field, Int):
-        return Row((), np.dtype(np.int64))
-    if isinstance(field, Float):
-        return Row((), np.dtype(np.float64))
-    if isinstance(field, Array) and field.shape is not None:
-        return Row(field.shape, _numeric(output.name, field))
-    if isinstance(field, Image | Mask):
-        return _picture_row(output, field, fields)
-    return None
-
-
-def _numeric(name: str, field: Array) -> np.dtype[Any]:
-    """Return the type of an array's row, which torch must know."""
-    try:
-        kind = np.dtype(field.dtype)
-    except TypeError:
-        kind = np.dtype(object)
-    if kind.kind not in "biufc":
-        raise OptionError(
-            f"{name!r}: dtype={field.dtype!r} is no type of numbers",
-            way_out='Write for example dtype="float32"',
-        )
-    return kind.newbyteorder("=")
-
-
-def _picture_row(output: _Output, field: Image | Mask, fields: Mapping[str, Field]) -> Row | None:
-    leading = fields[output.leader] if output.leader else field
-    size = fixed_size(leading.transforms) if isinstance(leading, Image | Mask) else None
-    if size is None:
-        return None
-    if isinstance(field, Mask):
-        return Row(size, np.dtype(np.uint8))
-    kind = normalized_type(output.normalize) if output.normalize else np.dtype(field.dtype)
-    return Row((*size, _CHANNELS[field.mode]), kind, channels_last=True)
-
-
 def _find(
-    output: _Output, sources: Mapping[str, memoryview | None], keeper: Keeper | None
+    output: Output, sources: Mapping[str, memoryview | None], keeper: Keeper | None
 ) -> tuple[str, memoryview]:
     if keeper is not None and isinstance(output.field, Array):
         unpacking = keeper.unpacked
