@@ -95,13 +95,8 @@ class CudaDevice:
     @contextmanager
     def work(self) -> Iterator[None]:
         """Give what torch is asked for inside to the loader's own stream."""
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        except Exception as error:
-            if not _is_of_cuda(error):
-                raise
-            raise explain(error, self._target) from error
+        with explained(self._target), torch.cuda.stream(self._stream):
+            yield
 
     def mark(self) -> Mark:
         """Record an event."""
@@ -150,12 +145,29 @@ def _is_of_cuda(error: Exception) -> bool:
     return isinstance(error, _CUDA_ERROR)
 
 
+@contextmanager
+def explained(target: torch.device) -> Iterator[None]:
+    """Raise what CUDA raises inside as a DeviceError."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_of_cuda(error):
+            raise
+        raise explain(error, target) from error
+
+
 def explain(error: Exception, target: torch.device) -> DeviceError:
     """Return what a failure of the GPU means, and what helps."""
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return DeviceError(
             f"{target} has no memory left for the next batches: {str(error)[:300]}",
             way_out="Use a smaller batch or model, or decode='cpu', which needs less there",
+        )
+    if "captur" in str(error):
+        return DeviceError(
+            f"{target} has no batch for a stream whose work is being captured: {str(error)[:300]}",
+            way_out='Take the first batch before the capture; with output="static" each later one '
+            "lies in its place",
         )
     return DeviceError(
         f"{target} failed: {str(error)[:500]}",
@@ -177,7 +189,10 @@ def pci_address(device: Device) -> str | None:
 
 
 def open_device(device: Any) -> Device:
-    """Return the device that a user names; OptionError if it is none, or is not there."""
+    """Return the device that a user names; OptionError if it is none, or is not there.
+
+    DeviceError if it has no memory left for a process more, or fails.
+    """
     try:
         target = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -197,4 +212,5 @@ def open_device(device: Any) -> Device:
         raise OptionError(
             f"device={device!r}: there are {torch.cuda.device_count()} CUDA devices here"
         )
-    return CudaDevice(target)
+    with explained(target):
+        return CudaDevice(target)

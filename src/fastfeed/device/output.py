@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from fastfeed.device.cut import normalize
+from fastfeed.device.device import explained
 from fastfeed.device.transfer import map_leaves
 from fastfeed.errors import OptionError
 
@@ -44,11 +45,12 @@ class Output:
         self._transform = transform
 
     def deliver(self, moved: Moved) -> Any:
-        """Return the batch for the calling thread's current stream."""
-        self._device.hand_over(moved.sent, moved.mark)
+        """Return the batch for the calling thread's current stream; DeviceError if that fails."""
         batch = moved.batch
-        if self._normalizes or self._fixed is not None:
-            batch = self._finish(batch)
+        with explained(self._device.target):
+            self._device.hand_over(moved.sent, moved.mark)
+            if self._normalizes or self._fixed is not None:
+                batch = self._finish(batch)
         return batch if self._transform is None else self._transform(batch)
 
     def _finish(self, batch: Any) -> Any:
