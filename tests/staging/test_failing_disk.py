@@ -13,13 +13,13 @@ from fastfeed.staging.shelf import StagedFile
 
 @pytest.fixture
 def fail(monkeypatch):
-    """Have a call of the system fail for all shards in the cache."""
+    """Have a call of the system fail for the cache folder and all shards in it."""
 
     def fail_from_now(name, error):
         real = getattr(os, name)
 
         def call(path, *args, **more):
-            if str(path).endswith(".shard"):
+            if str(path).endswith(("/cache", ".shard")):
                 raise OSError(error, os.strerror(error), str(path))
             return real(path, *args, **more)
 
@@ -29,10 +29,11 @@ def fail(monkeypatch):
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_a_cache_that_cannot_be_looked_at(make_shards, settle, fail, error):
+@pytest.mark.parametrize("call", ["stat", "listdir"])
+def test_a_cache_that_cannot_be_looked_at(make_shards, settle, fail, call, error):
     """Whoever waits for a shard that cannot be looked for reads it from afar."""
     shards = make_shards(3, room=3)
-    fail("stat", error)
+    fail(call, error)
     staged = shards.staged
     staged.expect([source.url for source in shards.sources] * 2)
     staged.reached(0, window=1, zone=3)

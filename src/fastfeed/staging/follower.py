@@ -144,7 +144,12 @@ class Follower:
         seconds = until - time.monotonic()
         if seconds <= 0:
             return False
-        for name, file in self._shelf.parts():
+        try:
+            parts = self._shelf.parts()
+        except StorageError as error:
+            self._wait_no_more(error)
+            return False
+        for name, file in parts:
             # The stager may be behind us: it follows its own process.
             if self._places.get(name, place + 1) <= place:
                 waited.add(file)
@@ -170,9 +175,12 @@ class Follower:
             return True  # done between the two looks
         except (OSError, StorageError) as error:
             if not after_others:  # else shards do come, if too slowly for this one
-                self._waits_from = len(self._sources)
-                log.warning("not waiting for staging any more in this epoch: %s", error)
+                self._wait_no_more(error)
             return False
+
+    def _wait_no_more(self, error: Exception) -> None:
+        self._waits_from = len(self._sources)
+        log.warning("not waiting for staging any more in this epoch: %s", error)
 
     def keeps(self, source: Source) -> bool:
         """Say whether a shard is among those being read, or soon to be."""

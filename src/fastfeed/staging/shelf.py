@@ -218,10 +218,11 @@ class Shelf:
             for path, _, nbytes in leaving:
                 if wanted <= 0:
                     break
-                os.unlink(path)  # noqa: PTH108
+                try:
+                    os.unlink(path)  # noqa: PTH108
+                except OSError as error:
+                    raise StorageError(f"cannot remove {path!r}: {error.strerror}") from error
                 wanted -= nbytes
-        except OSError as error:
-            raise StorageError(f"cannot remove {path!r}: {error.strerror}") from error
         finally:
             for _, lock, _ in leaving:
                 lock.close()
