@@ -30,7 +30,7 @@ _SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE, _BLOCK_ORDER = 1, 2, 3, 4
 # Turns of the network that shuffles: four are enough to look random, six are sure.
 _ROUNDS = 6
 # Samples whose order is computed at a time.
-_PIECE = 8192
+_PIECE = 4096
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:

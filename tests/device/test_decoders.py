@@ -37,8 +37,9 @@ CPU = torch.device("cpu")
 class FakeLibrary:
     """libnvjpeg's functions over the CPU's memory, with the engines' ways of failing."""
 
-    def __init__(self, *, create=0, flags=0b100000):
+    def __init__(self, *, create=0, flags=0b100000, holds=0):
         self.create, self.flags = create, flags
+        self.holds = holds  # pictures in the pipeline, which an error leaves unwritten
         self.prepared, self.calls, self.handles = None, 0, 0
 
     def nvjpegCreateEx(self, backend, device_memory, host_memory, flags, handle):
@@ -69,6 +70,7 @@ class FakeLibrary:
         addresses = np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(data))
         sizes = np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(lengths))
         records = np.ctypeslib.as_array((ctypes.c_uint64 * (8 * count)).from_address(images))
+        held = []
         for number, record in enumerate(records.reshape(count, 8)):
             file = ctypes.string_at(int(addresses[number]), int(sizes[number]))
             kind = read_kind(memoryview(file))
@@ -79,9 +81,14 @@ class FakeLibrary:
             if file[-7:-2] == b"skip!":
                 continue
             status = 4 if file[-7:-2] == b"wrong" else 0
-            self._write(file, record, form)
+            held.append((file, record))
+            for one in held[: len(held) - self.holds * (status == 0)]:
+                self._write(*one, form)
+                held.remove(one)
             if status:
                 return status
+        for one in held:
+            self._write(*one, form)
         return 0
 
     def _write(self, file, record, form):
@@ -201,6 +208,18 @@ def test_engines_suspect_the_last_that_was_written(photos):
     assert 4 not in found
     assert set(range(4)) <= set(found)
     assert len(found) >= len(photos) - 1
+
+
+@pytest.mark.parametrize("holds", [1, 3, 7])
+def test_pictures_in_the_pipeline_are_decoded_again(photos, holds):
+    """What the engines held when they met a bad picture is not taken for bad itself."""
+    decoder = NvjpegDecoder(CPU, library=FakeLibrary(holds=holds))
+    for places in ((4,), (2, 9)):
+        batch = list(photos)
+        for place in places:
+            batch[place] = text_sample()
+        expected = [n for n in range(len(batch)) if n not in places]
+        assert decode_names(decoder, batch) == expected
 
 
 def test_engines_give_up_after_three_bad_pictures(photos):

@@ -169,12 +169,7 @@ class Stage:
         memory = transfer.send(pictures.encoded.data)
         cuts = pictures.cuts.numpy()[chosen]
         starts = pictures.encoded.starts.numpy()[chosen]
-        shapes = cuts[:, [*_SHAPE, _CHANNELS]].tolist()
-        views = [
-            memory.as_strided((c, h, w), (1, w * c, c), memory.storage_offset() + start)
-            for start, (h, w, c) in zip(starts.tolist(), shapes, strict=True)
-        ]
-        cut_into(rows, pictures.left.numpy()[chosen], Sources.of(views), cuts, whole=True)
+        cut_into(rows, pictures.left.numpy()[chosen], _raw(memory, starts, cuts), cuts, whole=True)
 
     def _decode(
         self,
@@ -257,6 +252,19 @@ def _good_ones(decoded: Decoded) -> tuple[NDArray[np.int64], Sources]:
         return np.flatnonzero(pictures.good), pictures.sources()
     good = [i for i, picture in enumerate(pictures) if picture is not None]
     return np.array(good, np.int64), Sources.of([one for one in pictures if one is not None])
+
+
+def _raw(memory: torch.Tensor, starts: NDArray[np.int64], cuts: NDArray[np.int32]) -> Sources:
+    """Return pictures whose pixels lie in memory as files have them, [height, width, channels]."""
+    heights, widths, channels = cuts[:, [*_SHAPE, _CHANNELS]].astype(np.int64).T
+    strides = np.stack([np.ones_like(widths), widths * channels, channels], axis=1)
+
+    def view(i: int) -> torch.Tensor:
+        shape = (int(channels[i]), int(heights[i]), int(widths[i]))
+        start = memory.storage_offset() + int(starts[i])
+        return memory.as_strided(shape, strides[i].tolist(), start)
+
+    return Sources(memory.data_ptr() + starts, strides, view)
 
 
 def _other(leaf: Any, transfer: Transfer) -> Any:

@@ -40,6 +40,8 @@ _REFUSALS: Final = {7: "this GPU has no JPEG engines", 9: "this GPU has no JPEG 
 _ABOUT_A_PICTURE: Final = frozenset({2, 3, 4, 10})
 # Each bad picture costs one more call for those after it.
 _MOST_BAD: Final = 3
+# Before a bad picture as many may be missing as the pipeline holds, one an engine.
+_NEAR: Final = 9
 # So that a batch a little larger than the last does not allocate anew.
 _ROOM: Final = 1.25
 
@@ -103,13 +105,7 @@ class NvjpegDecoder:
                     break
                 if status not in _ABOUT_A_PICTURE:
                     raise DeviceError(f"nvJPEG fails with status {status}")
-                # Pictures after a bad one are not decoded. It is the first of those itself, or
-                # the last one that was written; each of the two is tried alone.
-                gap = int(verdict.unwritten.argmax()) if verdict.unwritten.any() else len(waiting)
-                for number in waiting[max(0, gap - 1) : gap + 1]:
-                    alone, seen = self._decode_some(encoded, places, number.reshape(1))
-                    good[number] = alone == 0 and seen.good[0]
-                waiting = waiting[verdict.unwritten][1:]
+                waiting = self._without_bad(encoded, places, waiting, verdict, good)
         return Decoded(Planes(places, self._memory, good), whole=True)
 
     def close(self) -> None:
@@ -123,6 +119,28 @@ class NvjpegDecoder:
                 self._library.nvjpegDestroy(self._handle)
         self._state, self._handle = ctypes.c_void_p(), ctypes.c_void_p()
         self._memory = torch.empty(0, dtype=torch.uint8, device=self.device)
+
+    def _without_bad(
+        self,
+        encoded: Encoded,
+        places: Places,
+        waiting: NDArray[np.int64],
+        verdict: Verdict,
+        good: NDArray[np.bool_],
+    ) -> NDArray[np.int64]:
+        """Find the picture at which a call failed; return those that are still to be decoded.
+
+        Pictures after it are not written, and some before it may not be. Or it is the last one that
+        was. So those around the first gap are tried alone, in turn.
+        """
+        gap = int(verdict.unwritten.argmax()) if verdict.unwritten.any() else len(waiting)
+        for number in waiting[max(0, gap - 1) :][:_NEAR]:
+            status, seen = self._decode_some(encoded, places, number.reshape(1))
+            good[number] = status == 0 and seen.good[0]
+            waiting = waiting[waiting != number]
+            if not good[number]:
+                break
+        return waiting[~good[waiting]]
 
     def _decode_some(
         self, encoded: Encoded, places: Places, chosen: NDArray[np.int64]
