@@ -114,6 +114,69 @@ SINGLE = {
         ),
         "storage-bound",
     ),
+    "slow storage, seen in reads of files": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(process(4, cpu=0.1), read_per_s=9e3, waits_in=(("files", 0.97),)),
+        ),
+        "storage-bound",
+    ),
+    "slow storage, a server that the user's code asks": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(
+                process(4, cpu=0.1),
+                read_per_s=9e3,
+                received_per_s=4e6,
+                waits_in=(("pipes and sockets", 0.9), ("locks and other threads", 0.1)),
+            ),
+        ),
+        "storage-bound",
+    ),
+    "slow storage, shards": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(process(4, cpu=0.1), reading=0.85, waits_in=(("pipes and sockets", 1.0),)),
+        ),
+        "storage-bound",
+    ),
+    "a data set that sleeps": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            # What it reads beside comes from memory.
+            feed=replace(process(4, cpu=0.1, busy=0.97), waits_in=(("sleep", 0.98),)),
+        ),
+        "waiting in user code",
+    ),
+    "a data set that asks a server for a word": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(
+                process(4, cpu=0.1),
+                read_per_s=9e3,
+                received_per_s=2e4,
+                waits_in=(("pipes and sockets", 1.0),),
+            ),
+        ),
+        "waiting in user code",
+    ),
+    "a data set that waits, no workers, nothing seen": (
+        on_host(times=times(50, 51, 200), feed=Feed("none", 0, wait_cpu=0.06, read_per_s=100.0)),
+        "waiting in user code",
+    ),
+    "a transform that waits": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(process(4, cpu=0.1, busy=0.97), reading=0.02, shards=True),
+        ),
+        "waiting in user code",
+    ),
     "slow decode": (
         replace(HEALTHY, times=times(50, 51, 120), feed=process(4, cpu=0.93, busy=0.98)),
         "preprocessing-bound",
@@ -354,6 +417,14 @@ MIXED = {
     "storage, then decode": (
         replace(HEALTHY, times=times(50, 51, 200), feed=process(4, cpu=0.3, busy=0.99)),
         ["storage-bound", "preprocessing-bound"],
+    ),
+    "user code that waits, then storage": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 250),
+            feed=replace(process(4, cpu=0.05), waits_in=(("sleep", 0.6), ("files", 0.4))),
+        ),
+        ["waiting in user code", "storage-bound"],
     ),
     "decode, then storage": (
         replace(HEALTHY, times=times(50, 51, 200), feed=process(4, cpu=0.7, busy=0.99)),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -87,6 +89,36 @@ def test_slow_storage(slow_disk, kind, workers):
     """Workers that wait for bytes are bound by storage, whoever's loader it is."""
     name, text = first_of(kind(Rows(slow_disk), batch_size=8, num_workers=workers), light)
     assert name == "storage-bound", text
+
+
+class Waits:
+    """A transform that waits for what never comes, as long as a request takes."""
+
+    def __call__(self, sample):
+        threading.Event().wait(0.004)
+        return sample
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [(ff.DataLoader, 2), (DataLoader, 2), (DataLoader, 0)]
+)
+def test_code_that_waits(kind, workers):
+    """A data set that waits for no data is not bound by storage, and is named."""
+    rows = Rows(lambda index: select.select([], [], [], 0.004))
+    name, text = first_of(kind(rows, batch_size=8, num_workers=workers), light)
+    assert name == "waiting in user code", text
+    assert "Rows.__getitem__ (test_jobs.py:" in text
+
+
+def test_transforms_that_wait(tmp_path):
+    """Reads of shards are timed, so that a wait elsewhere is the transform's."""
+    with ff.ShardWriter(tmp_path / "shards") as writer:
+        for number in range(400):
+            writer.write({"__key__": f"{number:04}", "cls": number})
+    data = ff.ShardDataset(tmp_path / "shards", {"label": ff.Int("cls")}, transform=Waits())
+    name, text = first_of(ff.DataLoader(data, batch_size=8, num_workers=2), light)
+    assert name == "waiting in user code", text
+    assert "transform=Waits (test_jobs.py:" in text
 
 
 @pytest.mark.parametrize(

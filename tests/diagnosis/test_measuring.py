@@ -143,13 +143,19 @@ def test_what_a_loader_says_of_itself():
     facts = SimpleNamespace(
         workers=[SimpleNamespace(worker=1, busy=SimpleNamespace(total_s=2.5), batches=7)],
         steps_s={"decode": 3.0},
+        busy_s=4.0,
     )
     loader = SimpleNamespace(
         num_workers=AutoWorkers(3), worker_kind="thread", prefetch_factor=4, snapshot=lambda: facts
     )
     feeder = Feeder(loader, Clock(), Clock())
     assert (feeder.kind, feeder.count, feeder.stock, feeder.in_turn) == ("thread", 3, 12, False)
-    assert feeder.counters() == {"worker 1 busy": 2.5, "worker 1 batches": 7, "step decode": 3.0}
+    assert feeder.counters() == {
+        "worker 1 busy": 2.5,
+        "worker 1 batches": 7,
+        "step decode": 3.0,
+        "busy": 4.0,
+    }
     plain = Feeder([], Clock(), Clock())
     assert (plain.kind, plain.count, plain.in_turn, plain.counters()) == ("none", 0, True, {})
 

@@ -187,10 +187,31 @@ def test_advice_of_storage_follows_the_size_of_reads():
     assert "near" in judge(shards)[0].advice[0]
     unseen = replace(slow, feed=replace(slow.feed, read_per_s=0.0))
     assert "num_workers=ff.AUTO" in judge(unseen)[0].advice[0]
-    many = replace(unseen, feed=replace(jobs.process(16, cpu=0.1, busy=0.97), read_per_s=0.0))
-    assert "near" in judge(many)[0].advice[0]
+    busy = replace(jobs.HOST, io_pressure=0.5)
+    many = replace(jobs.process(16, cpu=0.1, busy=0.97), read_per_s=0.0)
+    assert "near" in judge(replace(unseen, feed=many, host=busy))[0].advice[0]
     none = jobs.on_host(times=jobs.times(50, 51, 200), feed=Feed("none", 0, wait_cpu=0.06))
     assert "Use worker processes" in judge(none)[0].advice[0]
+
+
+def test_advice_to_code_that_waits():
+    """More may wait together, as many as ever help; for one lock nobody is to queue longer."""
+    waits = replace(
+        jobs.process(4, cpu=0.1), waits_in=(("sleep", 1.0),), code="Rows.__getitem__ (a:1)"
+    )
+    slow = replace(jobs.HEALTHY, times=times(10, 10, 400), feed=waits)
+    (verdict,) = judge(slow)
+    assert "num_workers=ff.AUTO" in verdict.advice[0]
+    assert verdict.expected_gain == pytest.approx(3.0)
+    assert "Rows.__getitem__ (a:1)" in " ".join(verdict.why)
+    assert "sleep 100%" in " ".join(verdict.why)
+    none = replace(slow, feed=Feed("none", 0, wait_cpu=0.02, waits_in=(("sleep", 1.0),)))
+    assert "Use worker processes" in judge(none)[0].advice[0]
+    many = replace(slow, feed=replace(waits, count=16))
+    assert "Look at Rows.__getitem__" in judge(many)[0].advice[0]
+    locks = (("sleep", 0.5), ("locks and other threads", 0.5))
+    locked = replace(slow, feed=replace(waits, waits_in=locks))
+    assert "one lock" in judge(locked)[0].advice[0]
 
 
 def test_advice_of_memory_follows_what_the_loader_holds():

@@ -197,6 +197,11 @@ def _beginnings(samples: list[dict[str, Any]]) -> torch.Tensor:
     )
 
 
+def _waiting_rows(place: Place) -> tuple[Any, Any]:
+    rows = Rows(lambda _: time.sleep(_LATENCY_S))
+    return ff.DataLoader(rows, batch_size=16, num_workers=12 if place.cured else 2), waits(0.0015)
+
+
 def _decode_in_loop(place: Place) -> tuple[Any, Any]:
     workers = ff.AUTO if place.cured else 0
     return ff.DataLoader(Pictures(place.photos), batch_size=8, num_workers=workers), waits(0.005)
@@ -293,12 +298,14 @@ def _gil_then_small(place: Place) -> tuple[Any, Any]:
     return _python_threads(place), lambda _: compute(0.002)
 
 
+_WAITING = "waiting in user code"
 _PREPROCESSING, _STORAGE, _SMALL = "preprocessing-bound", "storage-bound", "too small batches"
 _LIMIT, _FILE = 560 * _MIB, 400 * _MIB
 
 JOBS: dict[str, Job] = {
     "slow storage, files": Job((_STORAGE,), "Have more reads under way", _far_files),
     "slow storage, shards": Job((_STORAGE,), "ShardDataset(cache=", _far_shards),
+    "waiting in user code": Job((_WAITING,), "Have more samples under way", _waiting_rows),
     "slow decode, in the loop": Job((_PREPROCESSING,), "num_workers=ff.AUTO", _decode_in_loop),
     "slow decode, one worker": Job((_PREPROCESSING,), "num_workers=2", _decode_by_one),
     "slow decode, whole pictures": Job((_PREPROCESSING,), "ff.Image", _decode_whole),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Final
 
+from fastfeed.diagnosis.code import code_of
 from fastfeed.diagnosis.evidence import Feed, Host, Times, Waits, Worker
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
     real = rounds.stretches["real"].counters
     seconds = real.get("seconds", 0.0) or 1.0
     calls, read = real.get("read calls"), real.get("read bytes")
+    received = real.get("received bytes")
     loop = real.get("loop user", 0.0) + real.get("loop system", 0.0)
     return Feed(
         kind=feeder.kind,
@@ -70,6 +72,10 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
         / seconds,
         bytes_per_read=read / calls if read is not None and calls else None,
         read_per_s=None if read is None else read / seconds,
+        received_per_s=None if received is None else received / seconds,
+        reading=_reading(real),
+        waits_in=rounds.looks.parts(ours=feeder.kind != "process"),
+        code=code_of(feeder.loader),
         steps=steps_of(real),
         shards=feeder.shards,
         to_device=to_device,
@@ -118,6 +124,11 @@ def steps_of(counters: Counters) -> tuple[tuple[str, float], ...]:
     return tuple(
         (name, value / whole) for name, value in sorted(spent.items(), key=lambda one: -one[1])
     )
+
+
+def _reading(counters: Counters) -> float | None:
+    busy, read = counters.get("busy"), counters.get("step read")
+    return min(1.0, read / busy) if busy and read is not None else None
 
 
 def host_of(

@@ -29,6 +29,8 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _PRESSURES: Final = ("cpu", "io", "memory")
 _ONE_WORD: Final = re.compile(r"^some .*\btotal=([0-9]{1,19})", re.MULTILINE)
 
+_RECEIVED: Final = re.compile(r"^ *\S+: *([0-9]{1,19}) ", re.MULTILINE)
+
 
 def own_counters() -> Counters:
     """Return what this thread and its process have used so far."""
@@ -69,6 +71,7 @@ def host_counters(pids: Sequence[int], root: Path = Path("/")) -> Counters:
         [
             "proc/stat",
             "proc/vmstat",
+            "proc/self/net/dev",
             *(f"proc/pressure/{kind}" for kind in _PRESSURES),
             *(f"proc/{one}/{file}" for one in who for file in ("stat", "io")),
             *(f"proc/{one}/task/{task}/schedstat" for one in who for task in tasks[one]),
@@ -83,6 +86,8 @@ def host_counters(pids: Sequence[int], root: Path = Path("/")) -> Counters:
         if match := _ONE_WORD.search(texts.of(f"proc/pressure/{kind}")):
             found[f"stalled {kind}"] = int(match[1]) * 1e-6
     events = counts(texts.of("proc/vmstat"))
+    if received := _RECEIVED.findall(texts.of("proc/self/net/dev")):
+        found["received bytes"] = sum(map(int, received))
     if "pswpin" in events:
         found["swapped"] = events["pswpin"] + events.get("pswpout", 0)
     # Pages of files that were in memory before; the name changed with Linux 5.9.

@@ -74,6 +74,14 @@ class Feed:
     bytes_per_read: float | None = None
     read_per_s: float | None = None
     """Bytes read in a second, from whatever file or pipe."""
+    received_per_s: float | None = None
+    """Bytes that came over the machine's network in a second, its own included."""
+    reading: float | None = None
+    """Part of the makers' time that the loader's own reads took; None where it reads nothing."""
+    waits_in: tuple[tuple[str, float], ...] = ()
+    """What the makers waited in while they were off the cores, as parts of the looks at them."""
+    code: str = ""
+    """The user's functions that make samples, with file and line."""
     steps: tuple[tuple[str, float], ...] = ()
     """The parts that the steps of the path have in the workers' time, where the loader says so."""
     shards: bool = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastfeed.dataset import ShardDataset
@@ -42,6 +43,9 @@ class Feeder:
     """Time that this thread has computed, or queued for a core to."""
     pids: tuple[int, ...] = ()
     """The worker processes, in turn, as far as they can be told."""
+    thread: int = field(default_factory=threading.get_native_id)
+    """The one that asks for batches."""
+    _asks: bool = False
     _iterator: Iterator[Any] | None = None
     _taken: int = 0
     _in_all: int = 0
@@ -80,7 +84,9 @@ class Feeder:
     def next(self) -> Taken:
         """Return the next batch; OptionError if the loader has none, or no more."""
         begin, cpu_begin = self.clock(), self.cpu_clock()
+        self._asks = True
         batch, fresh = self._take()
+        self._asks = False
         took, cpu = self.clock() - begin, self.cpu_clock() - cpu_begin
         turn = self._taken % max(1, self.count)
         self._taken += 1
@@ -90,6 +96,15 @@ class Feeder:
         if fresh:
             return Taken(batch, 0.0, took, turn, 0.0)
         return Taken(batch, took, 0.0, turn, cpu)
+
+    def tasks(self) -> list[str]:
+        """Return the threads that make batches now, as paths below /proc."""
+        if self.kind == "process":
+            return [f"{pid}/task/{pid}" for pid in self.pids]
+        if self.kind == "thread":
+            theirs = [one for one in threading.enumerate() if one.name.startswith(_OURS)]
+            return [f"self/task/{one.native_id}" for one in theirs]
+        return [f"self/task/{self.thread}"] if self._asks else []
 
     def close(self) -> None:
         """Let go of the iterator, and with it of the workers."""
@@ -129,6 +144,7 @@ class Feeder:
             found[f"worker {one.worker} batches"] = one.batches
         for name, seconds in getattr(facts, "steps_s", {}).items():
             found[f"step {name}"] = seconds
+        found["busy"] = getattr(facts, "busy_s", 0.0)
         return found
 
 

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Final
 from fastfeed.diagnosis.counters import queued_s
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 _EVERY_S: Final = 0.004
 # More than timers are late by. A thread that computes in Python gives the GIL away after 5 ms, or
 # sooner where it calls something that releases it.
 _LONG_S: Final = 0.0007
+# Wake-ups until `beside` is called again.
+_BESIDE: Final = 5
 
 
 class Probe:
@@ -27,6 +30,8 @@ class Probe:
 
     def __init__(self) -> None:
         self.woken = self.held_up = 0
+        self.beside: Callable[[], None] | None = None
+        """Called now and then by the same thread."""
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -66,6 +71,8 @@ class Probe:
                 self.woken += 1
                 self.held_up += late - (queued - before) > _LONG_S
                 before = queued
+                if self.beside is not None and self.woken % _BESIDE == 0:
+                    self.beside()
         finally:
             if queue >= 0:
                 os.close(queue)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from fastfeed.diagnosis import batches
+from fastfeed.diagnosis.blocked import Looks
 from fastfeed.diagnosis.counters import Counters, add_passed
 from fastfeed.diagnosis.probe import Probe
 from fastfeed.stats import Waits
@@ -82,6 +83,8 @@ class Rounds:
         self.kept: list[Any] = []
         self.here: Any = None
         """The batch of the ceiling phase, where the step needs it."""
+        self.looks = Looks()
+        self.stretches["real"].probe.beside = lambda: self.looks.look(feeder.tasks())
 
     def warm_up(self) -> None:
         """Run the first steps, which compile and allocate, and keep batches for what follows."""

@@ -141,6 +141,8 @@ def _evidence(rounds: Rounds, feeder: Feeder, target: _Target, done: int) -> Evi
     feed = feed_of(rounds, feeder, to_device=target.loaders is not None)
     if feed.count and not feed.workers:
         unseen.append("each worker's part: neither the loader nor /proc tells")
+    if feed.count and not feed.waits_in and rounds.looks.why:
+        unseen.append(f"what workers wait in: {rounds.looks.why}")
     if host.memory_pressure is None:
         unseen.append("pressure (PSI): /proc/pressure is not there")
     return Evidence(

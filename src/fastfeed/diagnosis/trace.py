@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass
@@ -125,7 +126,7 @@ def _spans(events: Iterable[Event]) -> list[_Span]:
     spans = []
     for event in events:
         begin, length = event.get("ts"), event.get("dur")
-        if isinstance(begin, int | float) and isinstance(length, int | float) and length >= 0:
+        if _is_number(begin) and _is_number(length) and length >= 0:
             spans.append(_Span(float(begin), float(begin + length)))
     return sorted(spans)
 
@@ -165,9 +166,9 @@ def _filled(kernels: Iterable[Event]) -> float:
     time = filled = 0.0
     for event in kernels:
         arguments, length = event.get("args"), event.get("dur")
-        if isinstance(arguments, dict) and isinstance(length, int | float):
+        if isinstance(arguments, dict) and _is_number(length):
             blocks = arguments.get("blocks per SM")
-            if isinstance(blocks, int | float) and blocks > 0:
+            if _is_number(blocks) and blocks > 0:
                 time += length
                 filled += length * min(1.0, blocks)
     return filled / time if time else 1.0
@@ -176,4 +177,9 @@ def _filled(kernels: Iterable[Event]) -> float:
 def _number(event: Event, name: str) -> float:
     arguments = event.get("args")
     value = arguments.get(name) if isinstance(arguments, dict) else None
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if _is_number(value) else 0.0
+
+
+def _is_number(value: Any) -> bool:
+    """Say whether it is a finite one; JSON as Python reads it has others."""
+    return isinstance(value, int | float) and math.isfinite(value)

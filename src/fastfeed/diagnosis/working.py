@@ -1,4 +1,4 @@
-"""What those who make batches do with their time: they compute, or they wait for storage."""
+"""What those who make batches do with their time: they compute, or they wait, and for what."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _THROTTLED: Final = 0.05
 # Workers that only wait, of which nobody needs more; and the part of a core that one more can use.
 _MANY: Final = 16
 _FREE: Final = 0.5
+# Where every other worker queues for a lock that one holds, more of them do not help.
+_LOCKED: Final = 0.3
 # So much of the workers' time makes decoding dear.
 _DECODING: Final = 0.5
 # What the system takes to bring a missing page back, at the most. As measured: half a core for the
@@ -27,6 +29,10 @@ _MISSING_S: Final = 30e-6
 _PAGE: Final = 4096
 # Workers' pipes alone move this much.
 _SOME_BYTES: Final = 100e3
+# And a loader takes less to hand over a sample in a small batch.
+_SAMPLE_BYTES: Final = 2048
+# From here on the disks of the machine are waited for.
+_DISKS: Final = 0.1
 
 
 def work_or_wait(evidence: Evidence, *, waiting: float, slowed: float) -> Iterator[Verdict]:
@@ -37,10 +43,13 @@ def work_or_wait(evidence: Evidence, *, waiting: float, slowed: float) -> Iterat
     """
     computing, blocked = _uses(evidence)
     part = blocked / ((computing + blocked) or 1.0)
-    sure = 0.0 if part < _UNSURE else 1.0 if part > 1 - _UNSURE else part
-    storage, preprocessing = waiting * sure, waiting * (1 - sure) + slowed
+    off_cores = waiting * _sure(part)
+    storage = off_cores * _sure(_from_storage(evidence, part))
+    preprocessing = waiting - off_cores + slowed
     if storage:
         yield _storage(evidence, storage, part)
+    if off_cores > storage:
+        yield _own_waits(evidence, off_cores - storage, part)
     if preprocessing:
         yield _preprocessing(evidence, preprocessing, slowed=slowed)
 
@@ -79,6 +88,83 @@ def _uses(evidence: Evidence) -> tuple[float, float]:
     return 1 - waiting, waiting
 
 
+def _sure(part: float) -> float:
+    """Return a part, or the whole where the clocks cannot tell it from that."""
+    return 0.0 if part < _UNSURE else 1.0 if part > 1 - _UNSURE else part
+
+
+def _from_storage(evidence: Evidence, blocked: float) -> float:
+    """Return which part of the time off the cores, `blocked` of all, goes to where data lie.
+
+    The loader's own reads are timed. Else what threads were seen in counts: files do, pipes and
+    sockets if data come in. Where none were seen, whether data come in at all.
+    """
+    feed, host = evidence.feed, evidence.host
+    seen = dict(feed.waits_in)
+    files = seen.get("files", 0.0)
+    if feed.reading is not None and blocked:
+        return min(1.0, max(feed.reading / blocked, files))
+    least = max(_SOME_BYTES, _SAMPLE_BYTES * evidence.batch.samples / evidence.times.real_s)
+    received = (feed.received_per_s or 0.0) >= least
+    read = feed.read_per_s is None or feed.read_per_s >= least
+    if seen:
+        far = seen.get("pipes and sockets", 0.0) * (received or read)
+        # A client may wait in a thread of its own.
+        return files + far + seen.get("locks and other threads", 0.0) * received
+    busy = max(host.io_pressure or 0.0, host.iowait or 0.0) >= _DISKS
+    return float(received or read or busy)
+
+
+def _own_waits(evidence: Evidence, share: float, blocked: float) -> Verdict:
+    """The user's own code waits, neither on a core nor for data."""
+    feed = evidence.feed
+    who = "The loop" if feed.kind == "none" else f"The {feed.count} workers"
+    why = [
+        stall_words(evidence),
+        (
+            f"{who} spent {percent(blocked)} of the time for it waiting, neither on a core nor "
+            "for what fastfeed reads."
+        ),
+    ]
+    if feed.code:
+        why.append(f"What runs there is {feed.code}.")
+    if feed.reading is not None:
+        why.append(f"Reads of shards took {percent(feed.reading)} of the time.")
+    elif feed.read_per_s is not None:
+        why.append(f"Files and pipes gave {feed.read_per_s / 1e6:.1f} MB/s meanwhile.")
+    why += [*_seen_words(feed), *_step_words(evidence)]
+    most, advice = _own_advice(feed, gain(share))
+    return Verdict(
+        name="waiting in user code",
+        share_of_time_lost=share,
+        why=tuple(why),
+        advice=advice,
+        expected_gain=most,
+    )
+
+
+def _own_advice(feed: Feed, most: float) -> tuple[float, tuple[str, ...]]:
+    """Return what the first advice gains, at the most `most`, and what helps against own waits."""
+    look = (
+        f"Look at {feed.code or 'the data set'} for a sleep, a lock, a child process or a request: "
+        "`py-spy dump --pid` of a worker shows the line."
+    )
+    how = "Have more samples under way"
+    if feed.kind == "none":
+        how = "Use worker processes, which wait in the loop's place"
+    more = (
+        f"{how}: num_workers=ff.AUTO, or up to {_MANY}, more than there are cores, since they wait "
+        "rather than compute."
+    )
+    if dict(feed.waits_in).get("locks and other threads", 0.0) >= _LOCKED:
+        lock = "If they wait for one lock, hold it for less: more workers would only queue for it."
+        return most, (lock, look, more)
+    if feed.count >= _MANY:
+        return most, (look,)
+    # So many can wait at a time, and no more.
+    return min(most, _MANY / max(1, feed.count) - 1), (more, look)
+
+
 def _storage(evidence: Evidence, share: float, blocked: float) -> Verdict:
     feed, host = evidence.feed, evidence.host
     who = "The loop" if feed.kind == "none" else f"The {feed.count} workers"
@@ -86,7 +172,7 @@ def _storage(evidence: Evidence, share: float, blocked: float) -> Verdict:
         stall_words(evidence),
         (
             f"{who} spent {percent(blocked)} of the time for it waiting outside of the cores: for "
-            "disk, network or a lock."
+            "disk or network."
         ),
     ]
     files = (feed.read_per_s or 0.0) >= _SOME_BYTES and feed.bytes_per_read is not None
@@ -97,7 +183,7 @@ def _storage(evidence: Evidence, share: float, blocked: float) -> Verdict:
         )
     if host.io_pressure is not None:
         why.append(f"Tasks of the machine waited for disks in {percent(host.io_pressure)} of it.")
-    why += _step_words(evidence)
+    why += [*_seen_words(feed), *_step_words(evidence)]
     return Verdict(
         name="storage-bound",
         share_of_time_lost=share,
@@ -201,3 +287,8 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
 def _step_words(evidence: Evidence) -> list[str]:
     steps = ", ".join(f"{name} {percent(part)}" for name, part in evidence.feed.steps)
     return [f"Their time by step: {steps}."] if steps else []
+
+
+def _seen_words(feed: Feed) -> list[str]:
+    seen = ", ".join(f"{name} {percent(part)}" for name, part in feed.waits_in[:3])
+    return [f"Where they were seen to wait: {seen}."] if seen else []
