@@ -194,8 +194,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         if colour is None:
             colour = sys.stdout is not None and sys.stdout.isatty()
-        in_use = self.workers_in_use
-        workers = self.num_workers if self._workforce is None else self._workforce.most
+        force = self._workforce
+        workers = self.num_workers if force is None else force.most
+        in_use = force.in_use if force is not None and force.is_tuned else None
         return describe(self.stats(), workers=workers, in_use=in_use, colour=colour)
 
     @property

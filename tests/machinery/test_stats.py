@@ -222,15 +222,6 @@ def test_report_shows_workers_that_differ():
     assert "20.00 ms" in report
 
 
-@pytest.mark.parametrize(
-    ("wait", "words"), [(0.0, "keeps up"), (0.2, "more workers may help"), (0.9, "bottleneck")]
-)
-def test_verdict_goes_by_the_share_of_waiting(wait, words):
-    """The last line says what the share of waiting means."""
-    report = describe(counted([delivery(n, wait=wait) for n in range(100)]), workers=1)
-    assert words in report.splitlines()[-1]
-
-
 def test_report_before_the_first_batch():
     """Nothing delivered is said as such."""
     assert "no batch" in describe(Stats().snapshot(), workers=0)

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from fastfeed.doctor.kernels import count_kernels
 
@@ -180,6 +180,6 @@ def _number(event: Event, name: str) -> float:
     return float(value) if _is_number(value) else 0.0
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     """Say whether it is a finite one; JSON as Python reads it has others."""
     return isinstance(value, int | float) and math.isfinite(value)

@@ -5,18 +5,14 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from fastfeed.stats.hints import differ, shares_of, verdict
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fastfeed.stats.decoded import DecodedFacts
     from fastfeed.stats.values import DeviceFacts, Snapshot, StageFacts, WorkerFacts
 
-# Workers are told apart if one of them takes so many times longer for a batch than another, or is
-# busy for so much more of its time.
-_SLOWER = 1.3
-_BUSIER = 0.25
-# Fewer batches of a worker say nothing.
-_ENOUGH = 16
 _WIDTH = 100
 
 Table = tuple[list[str], list[list[str]]]
@@ -25,7 +21,7 @@ Table = tuple[list[str], list[list[str]]]
 def describe(
     snapshot: Snapshot, *, workers: int, in_use: int | None = None, colour: bool = False
 ) -> str:
-    """Return the report; `colour` is for terminals."""
+    """Return the report; `in_use` is of workers whose number is tuned, `colour` for terminals."""
     if not snapshot.batches:
         return "fastfeed: no batch was delivered yet"
     blocks = list(_blocks(snapshot, workers=int(workers), in_use=in_use))
@@ -35,15 +31,6 @@ def describe(
     for block in blocks:
         lines += [block] if isinstance(block, str) else _plain(block)
     return "\n".join(lines)
-
-
-def verdict(share: float) -> str:
-    """Return what it means that the loop waited for this share of its time."""
-    if share < 0.05:
-        return f"The loop waited for data {share:.0%} of its time: the loader keeps up."
-    if share < 0.5:
-        return f"The loop waited for data {share:.0%} of its time: more workers may help."
-    return f"The loop waited for data {share:.0%} of its time: loading is the bottleneck."
 
 
 def _blocks(snapshot: Snapshot, *, workers: int, in_use: int | None) -> Iterator[str | Table]:
@@ -77,7 +64,7 @@ def _blocks(snapshot: Snapshot, *, workers: int, in_use: int | None) -> Iterator
         yield f"  {_of_decoded(snapshot.decoded)}"
     if snapshot.copied:
         yield f"  {snapshot.copied:,} batches were copied because many were kept at a time"
-    yield f"  {verdict(snapshot.waited_share)}"
+    yield f"  {verdict(snapshot, workers=workers, tuned=in_use is not None)}"
 
 
 def _steps(snapshot: Snapshot) -> Iterator[str | Table]:
@@ -102,31 +89,10 @@ def _steps(snapshot: Snapshot) -> Iterator[str | Table]:
         yield ["step, a batch", "p50", "p95", "p99", "max"], rows
 
 
-def differ(workers: Sequence[WorkerFacts]) -> bool:
-    """Say whether workers are so different that it is worth a look at each."""
-    known = [one for one in workers if one.batches >= _ENOUGH]
-    if len(known) < 2:
-        return False
-    means = [one.busy.total_s / one.batches for one in known]
-    shares = [_shares(one)[0] for one in known]
-    return max(means) > _SLOWER * min(means) or max(shares) - min(shares) > _BUSIER
-
-
-def _shares(worker: WorkerFacts) -> tuple[float, float, float]:
-    """Return the parts of a worker's time: busy, waiting for jobs, waiting to send."""
-    parts = (worker.busy.total_s, worker.blocked_in_s, worker.blocked_out_s)
-    total = sum(parts) or 1.0
-    return parts[0] / total, parts[1] / total, parts[2] / total
-
-
 def _of_workers(workers: Sequence[WorkerFacts]) -> str:
-    busy = sum(one.busy.total_s for one in workers)
-    waits = sum(one.blocked_in_s for one in workers)
-    sends = sum(one.blocked_out_s for one in workers)
-    total = (busy + waits + sends) or 1.0
+    busy, waits, sends = shares_of(workers)
     return (
-        f"workers: busy {busy / total:.0%} of their time, waiting for jobs {waits / total:.0%}, "
-        f"sending {sends / total:.0%}"
+        f"workers: busy {busy:.0%} of their time, waiting for jobs {waits:.0%}, sending {sends:.0%}"
     )
 
 
@@ -137,7 +103,7 @@ def _worker_table(workers: Sequence[WorkerFacts]) -> Table:
             str(one.worker),
             f"{one.batches:,}",
             f"{one.nbytes / 1e6:,.1f}",
-            *(f"{share:.0%}" for share in _shares(one)),
+            *(f"{share:.0%}" for share in shares_of([one])),
             *map(_time, (one.busy.p50_s, one.busy.p99_s, one.busy.max_s)),
         ]
         for one in workers
