@@ -389,6 +389,4 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super()._get_iterator()  # torch seeds and splits these in ways of their own
         if self.num_workers == 0:
             return InProcessIterator(self)
-        if not isinstance(self.num_workers, AutoWorkers):
-            self.check_worker_number_rationality()
-        return WorkerIterator(self)
+        return WorkerIterator(self)  # that workers are many torch has said when the loader was made

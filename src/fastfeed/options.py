@@ -34,12 +34,15 @@ _UNITS.update({f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt",
 
 
 class AutoWorkers(int):
-    """A number of workers that fastfeed chose; an int, so that torch and trainers accept it."""
+    """A number of workers that fastfeed chose; an int, so that torch and trainers accept it.
+
+    It prints as what the user wrote: which number it is `int` says, or a format such as `d`.
+    """
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"fastfeed.AUTO({int(self)})"
+        return "AUTO"
 
 
 AUTO: Final = AutoWorkers(1)

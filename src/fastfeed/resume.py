@@ -134,7 +134,7 @@ class LoaderState:
         if self.places is not None and len(self.places) != max(1, workers):
             raise OptionError(
                 f"the state is of {len(self.places)} workers with a part of the data each, and now "
-                f"there are {workers}",
+                f"there are {workers:d}",
                 way_out="Resume with as many workers; other data sets can change their number",
             )
 

@@ -102,6 +102,73 @@ def test_command_prints_json(folder, capfd):
     assert document["evidence"]["rounds"] >= 2
 
 
+FAILING = """
+import sys
+from fastfeed.errors import StorageError
+
+def failing(error):
+    def step(batch):
+        raise error
+    return lambda: ([1, 2, 3], step)
+
+step_fails = failing(ZeroDivisionError("a step of the user's"))
+step_exits = failing(SystemExit(7))
+pipe_breaks = failing(BrokenPipeError("a socket of the user's"))
+shard_fails = failing(StorageError("a shard is gone"))
+interrupted = failing(KeyboardInterrupt())
+
+class Data:
+    def __iter__(self):
+        yield 1
+        raise OSError("a file of the user's")
+
+def data_fails():
+    return Data(), bool
+
+def function_fails():
+    raise RuntimeError("no data set here")
+
+def no_batches():
+    return [], print
+
+def no_loader():
+    return 5, print
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("step_fails", 2, "the job raised ZeroDivisionError"),
+        ("step_exits", 2, "the job raised SystemExit"),
+        ("pipe_breaks", 2, "the job raised BrokenPipeError"),
+        ("data_fails", 2, "the job raised OSError"),
+        ("function_fails", 2, "the job raised RuntimeError"),
+        ("no_batches", 2, "yields no batch"),
+        ("no_loader", 2, "cannot be iterated"),
+        ("shard_fails", 1, "a shard is gone"),
+        ("interrupted", 130, "interrupted"),
+    ],
+)
+def test_exit_codes_of_jobs_that_fail(folder, capfd, name, code, words):
+    """Who failed decides the code; a job's own error comes with its place and without ours."""
+    (folder / "needs_more.py").write_text(FAILING)
+    assert main(["diagnose", f"needs_more:{name}", "--seconds", "0.2"]) == code
+    told = capfd.readouterr()
+    assert told.out == ""
+    assert words in told.err.splitlines()[-1]
+    assert ("Traceback" in told.err) == ("the job raised" in words)
+    assert "diagnosis/rounds.py" not in told.err
+
+
+def test_modules_that_fail_are_jobs_that_fail(folder, capfd):
+    """A module that cannot be imported is shown as Python shows it."""
+    assert main(["diagnose", "needs_more:make"]) == 2
+    error = capfd.readouterr().err
+    assert "a_module_that_nobody_has" in error
+    assert "the job raised ModuleNotFoundError" in error.splitlines()[-1]
+
+
 def test_command_refuses(folder, capfd):
     """Wrong calls are exit code 2 with one line that says what is wrong."""
     assert main(["diagnose", "job_of_a_test:absent"]) == 2

@@ -199,7 +199,7 @@ def test_advice_to_code_that_waits():
     waits = replace(
         jobs.process(4, cpu=0.1), waits_in=(("sleep", 1.0),), code="Rows.__getitem__ (a:1)"
     )
-    slow = replace(jobs.HEALTHY, times=times(10, 10, 400), feed=waits)
+    slow = replace(jobs.HEALTHY, times=jobs.times(10, 10, 400), feed=waits)
     (verdict,) = judge(slow)
     assert "num_workers=ff.AUTO" in verdict.advice[0]
     assert verdict.expected_gain == pytest.approx(3.0)

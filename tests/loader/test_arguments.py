@@ -207,7 +207,8 @@ def told(kind, recipe):
         "torch": [one.get_state().tolist() for one in generators if one is not None],
         "random": random.getstate(),
         "numpy": np.random.get_state()[1].tolist(),
-        "warnings": [(one.category, str(one.message)) for one in caught],
+        # Once: of too many workers torch warns again with each iterator.
+        "warnings": list(dict.fromkeys((one.category, str(one.message)) for one in caught)),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -257,3 +258,16 @@ def test_ended_workers_are_no_hands(monkeypatch):
     assert iterator._pool.tasks(2) == []
     with pytest.raises(WorkerError):
         iterator._pool.employ(3)
+
+
+@pytest.mark.parametrize(("workers", "times"), [(9, 1), (ff.AUTO, 0)])
+def test_too_many_workers_are_said_once(monkeypatch, workers, times):
+    """Torch warns when the loader is made, not again with every epoch; of our number never."""
+    monkeypatch.setattr("torch._utils.cpu_count", lambda: 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = ff.DataLoader(Squares(), batch_size=4, num_workers=workers, worker_kind="thread")
+        for _ in range(2):
+            next(iter(loader))
+    assert sum("will create" in str(one.message) for one in caught) == times
+    assert "AUTO(" not in f"{loader.num_workers!r} {loader.tuning} {loader.report()}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
+import json
+import logging
 import pickle
 
 import pytest
@@ -45,3 +49,28 @@ def test_auto_is_an_int_of_at_least_one_worker():
     assert isinstance(resolved, AutoWorkers)
     assert isinstance(pickle.loads(pickle.dumps(resolved)), AutoWorkers)
     assert resolve_workers(resolved) == resolved
+
+
+def test_auto_prints_as_it_was_written():
+    """In words it is AUTO, for arithmetic and formats of numbers the int that it is."""
+    for auto, number in ((AUTO, 1), (AutoWorkers(7), 7)):
+        assert [repr(auto), str(auto), f"{auto}", "%s" % auto] == ["AUTO"] * 4  # noqa: UP031
+        assert [f"{auto:d}", "%d" % auto, json.dumps(auto)] == [str(number)] * 3  # noqa: UP031
+        assert auto == number
+        assert hash(auto) == hash(number)
+        assert type(auto + 1) is int
+        for twin in (copy.deepcopy(auto), pickle.loads(pickle.dumps(auto))):
+            assert isinstance(twin, AutoWorkers)
+            assert (twin, repr(twin)) == (number, "AUTO")
+
+
+def test_auto_as_a_default_of_arguments(caplog):
+    """Command lines and logs show it as it was written, and give it on as it is."""
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--workers", type=int, default=AUTO, help="how many")
+    assert "(default: AUTO)" in parser.format_help()
+    assert parser.parse_args([]).workers is AUTO
+    assert type(parser.parse_args(["--workers", "1"]).workers) is int
+    with caplog.at_level("INFO"):
+        logging.getLogger("a trainer").info("num_workers=%s, %r", AUTO, {"workers": AUTO})
+    assert caplog.messages == ["num_workers=AUTO, {'workers': AUTO}"]

@@ -1,4 +1,8 @@
-"""`fastfeed diagnose`: what it accepts and what it prints; 0 whatever the verdict is."""
+"""`fastfeed diagnose`: what it accepts, what it prints, its exit codes.
+
+0: measured, whatever the verdict is. 1: data or machine failed the job: a damaged shard, a worker
+that died. 2: the call is not right, or the job: there is none, or what it runs raises. 130: ^C.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,14 @@ import json
 import math
 import os
 import sys
-from typing import Any
+import traceback
+from pathlib import Path
+from typing import Any, Final
+
+from fastfeed.command import complain
+from fastfeed.errors import FastfeedError
+
+_OURS: Final = Path(__file__).parent
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -33,13 +44,28 @@ def _diagnose(options: argparse.Namespace) -> int:
     from fastfeed.diagnosis.job import load_job
     from fastfeed.diagnosis.run import diagnose
 
-    job = load_job(options.job)
-    found = diagnose(
-        job.loader, job.step, device=job.device, price=options.price, seconds=options.seconds
-    )
+    try:
+        job = load_job(options.job)
+        found = diagnose(
+            job.loader, job.step, device=job.device, price=options.price, seconds=options.seconds
+        )
+    except FastfeedError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the job's own code raises
+        return _failed(error)
     text = json.dumps(found.document(), indent=2) if options.json else str(found)
     sys.stdout.write(text + "\n")
     return 0
+
+
+def _failed(error: BaseException) -> int:
+    """Show where the job's own code failed, without our frames around it."""
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == _OURS:
+        trace = trace.tb_next
+    sys.stderr.writelines(traceback.format_exception(error.with_traceback(trace)))
+    complain("fastfeed", f"the job raised {type(error).__name__}. Mend it first: it must run alone")
+    return 2
 
 
 def _amount(text: str) -> float:
