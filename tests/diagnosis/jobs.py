@@ -401,6 +401,10 @@ SINGLE = {
         ),
         "storage-bound",
     ),
+    "garbage collection": (
+        replace(HEALTHY, host=replace(HOST, collecting=0.4, longest_collection_s=0.3)),
+        "garbage collection",
+    ),
     "swapping": (
         replace(
             HEALTHY,

@@ -7,6 +7,7 @@ first verdict is looked at.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import select
 import subprocess
@@ -171,6 +172,12 @@ def test_too_small_batches():
 
     name, text = first_of([torch.ones(2, 8) for _ in range(40)], step)
     assert name == "too small batches", text
+
+
+def test_garbage_collection():
+    """A step that collects garbage all the time is told so."""
+    name, text = first_of([torch.ones(64, 8) for _ in range(40)], lambda _: gc.collect())
+    assert name == "garbage collection", text
 
 
 def test_heavy_step():

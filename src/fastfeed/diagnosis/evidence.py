@@ -104,6 +104,9 @@ class Host:
     """Of the times that a thread of ours wanted to go on, how often it was held up for long."""
     late_ceiling: float = 0.0
     """The same in the ceiling phase."""
+    collecting: float = 0.0
+    """Python's garbage collector stopped the process."""
+    longest_collection_s: float = 0.0
     loop_at_work: float = 1.0
     """Time in which the loop computed, or queued for a core to, over that in the ceiling phase."""
     cpu_pressure: float | None = None

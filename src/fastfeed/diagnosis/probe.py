@@ -6,6 +6,7 @@ is left is the GIL, which a thread that computes in Python gives away some milli
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
@@ -30,6 +31,9 @@ class Probe:
 
     def __init__(self) -> None:
         self.woken = self.held_up = 0
+        self.collecting_s = self.longest_s = 0.0
+        """Pauses of Python's garbage collector: all together, and the longest."""
+        self._began_s = 0.0
         self.beside: Callable[[], None] | None = None
         """Called now and then by the same thread."""
         self._ending = threading.Event()
@@ -42,6 +46,7 @@ class Probe:
 
     def __enter__(self) -> None:
         self._ending.clear()
+        gc.callbacks.append(self._collects)
         self._thread = threading.Thread(target=self._sample, name="fastfeed-probe", daemon=True)
         self._thread.start()
 
@@ -51,9 +56,19 @@ class Probe:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        gc.callbacks.remove(self._collects)
         self._ending.set()
         if self._thread is not None:
             self._thread.join()
+
+    def _collects(self, phase: str, info: dict[str, int]) -> None:  # noqa: ARG002 - Python's
+        now = time.monotonic()
+        if phase == "start":
+            self._began_s = now
+        elif self._began_s:  # else it had begun before us
+            took, self._began_s = now - self._began_s, 0.0
+            self.collecting_s += took
+            self.longest_s = max(self.longest_s, took)
 
     def _sample(self) -> None:
         try:

@@ -65,7 +65,8 @@ def transfer_losses(evidence: Evidence) -> Iterator[Verdict]:
 
 def step_losses(evidence: Evidence) -> Iterator[Verdict]:
     """Yield what is lost while the step runs on a batch that is already there."""
-    whole = evidence.times.au
+    # A pause of the collector is no work of the step, and stays the same with any batch.
+    whole = max(0.0, evidence.times.au - evidence.host.collecting)
     if evidence.gpu is None:
         yield from _on_host(evidence, whole)
         return
@@ -85,6 +86,31 @@ def step_losses(evidence: Evidence) -> Iterator[Verdict]:
         launching = 0.0
     if launching + thin > 0:
         yield _too_little(evidence, launching + thin, small=small or fixed > 0)
+
+
+def pauses(evidence: Evidence) -> Iterator[Verdict]:
+    """Yield what Python's garbage collector takes, whose pauses stop every thread."""
+    host = evidence.host
+    if host.collecting:
+        yield Verdict(
+            name="garbage collection",
+            share_of_time_lost=host.collecting,
+            why=(
+                (
+                    f"Python's garbage collector stopped the process for "
+                    f"{percent(host.collecting)} of the time, for "
+                    f"{ms(host.longest_collection_s)} at the longest."
+                ),
+            ),
+            advice=(
+                (
+                    "Call gc.collect() and gc.freeze() once after the start, or gc.disable() and "
+                    "collect every n steps."
+                ),
+                "Keep fewer objects: arrays in place of lists of small things.",
+            ),
+            expected_gain=gain(host.collecting),
+        )
 
 
 def _on_host(evidence: Evidence, whole: float) -> Iterator[Verdict]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from fastfeed.diagnosis.feeding import feed_losses
 from fastfeed.diagnosis.finding import Verdict, least_share, ms, percent
-from fastfeed.diagnosis.stepping import step_losses, transfer_losses
+from fastfeed.diagnosis.stepping import pauses, step_losses, transfer_losses
 
 if TYPE_CHECKING:
     from fastfeed.diagnosis.evidence import Evidence, Gpu
@@ -25,7 +25,12 @@ _FAR_FROM_LIMIT: Final = 0.3
 
 def judge(evidence: Evidence) -> tuple[Verdict, ...]:
     """Return what time is lost to, the largest loss first; GPU-bound where hardly any is."""
-    found = [*feed_losses(evidence), *transfer_losses(evidence), *step_losses(evidence)]
+    found = [
+        *feed_losses(evidence),
+        *transfer_losses(evidence),
+        *step_losses(evidence),
+        *pauses(evidence),
+    ]
     least = least_share(evidence)
     told = sorted(
         (one for one in found if one.share_of_time_lost >= least),

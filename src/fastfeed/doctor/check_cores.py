@@ -55,7 +55,7 @@ def check_cores(seen: Seen) -> Check:
     _add_quota(findings, seen)
     _add_threads(findings, seen)
     # Pauses of Python's collector leave no mark outside the process.
-    findings.figure("pauses of Python's GC", "not visible from outside; see loader.report()")
+    findings.figure("pauses of Python's GC", "not visible from outside; see fastfeed diagnose")
     return findings.check("the cores have room")
 
 
