@@ -214,6 +214,25 @@ def test_advice_to_code_that_waits():
     assert "one lock" in judge(locked)[0].advice[0]
 
 
+@pytest.mark.parametrize(
+    "feed",
+    [
+        replace(process(2, cpu=0.1), waits_in=(("sleep", 1.0),)),
+        process(2, cpu=0.1, busy=0.97),
+        replace(process(2, cpu=0.1, busy=0.97), bytes_per_read=9000.0),
+        replace(process(2, cpu=0.1, busy=0.97), bytes_per_read=None),
+        process(2, cpu=0.97, busy=0.97),
+    ],
+)
+def test_what_is_tuned_is_not_to_be_tuned(feed):
+    """Who has ff.AUTO is told something else first."""
+    slow = replace(HEALTHY, times=times(50, 51, 200), feed=feed)
+    assert "ff.AUTO" in " ".join(judge(slow)[0].advice)
+    tuned = judge(replace(slow, feed=replace(feed, tuned=True)))[0]
+    assert "AUTO" not in tuned.advice[0]
+    assert "num_workers" not in " ".join(tuned.advice)
+
+
 def test_advice_of_memory_follows_what_the_loader_holds():
     """A loader that hardly takes memory is not told to take less of it first."""
     first = {}

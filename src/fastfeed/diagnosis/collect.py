@@ -63,6 +63,7 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
     return Feed(
         kind=feeder.kind,
         count=feeder.count,
+        tuned=feeder.tuned,
         workers=workers_of(
             real, rounds.turns, count=feeder.count, seconds=seconds, in_turn=feeder.in_turn
         ),

@@ -84,6 +84,8 @@ class Feed:
     """The user's functions that make samples, with file and line."""
     steps: tuple[tuple[str, float], ...] = ()
     """The parts that the steps of the path have in the workers' time, where the loader says so."""
+    tuned: bool = False
+    """Whether the loader finds the number of workers itself."""
     shards: bool = False
     """Whether its samples are those of a `ShardDataset`."""
     to_device: bool = False

@@ -56,6 +56,11 @@ class Feeder:
         return int(getattr(self.loader, "num_workers", 0) or 0)
 
     @property
+    def tuned(self) -> bool:
+        """Whether the loader finds their number itself."""
+        return isinstance(getattr(self.loader, "num_workers", 0), AutoWorkers)
+
+    @property
     def kind(self) -> Kind:
         """What the workers are."""
         if not self.count:
@@ -78,8 +83,7 @@ class Feeder:
 
         Batches of shards go to whoever has least to do.
         """
-        tuned = isinstance(getattr(self.loader, "num_workers", 0), AutoWorkers)
-        return bool(getattr(self.loader, "in_order", True)) and not tuned and not self.shards
+        return bool(getattr(self.loader, "in_order", True)) and not self.tuned and not self.shards
 
     def next(self) -> Taken:
         """Return the next batch; OptionError if the loader has none, or no more."""

@@ -19,6 +19,10 @@ _THROTTLED: Final = 0.05
 # Workers that only wait, of which nobody needs more; and the part of a core that one more can use.
 _MANY: Final = 16
 _FREE: Final = 0.5
+_SEARCHES: Final = (
+    "ff.AUTO may still be looking for how many workers help: after a minute of training "
+    "loader.tuning says what it found."
+)
 # Where every other worker queues for a lock that one holds, more of them do not help.
 _LOCKED: Final = 0.3
 # So much of the workers' time makes decoding dear.
@@ -159,6 +163,8 @@ def _own_advice(feed: Feed, most: float) -> tuple[float, tuple[str, ...]]:
     if dict(feed.waits_in).get("locks and other threads", 0.0) >= _LOCKED:
         lock = "If they wait for one lock, hold it for less: more workers would only queue for it."
         return most, (lock, look, more)
+    if feed.tuned:
+        return most, (look, _SEARCHES)
     if feed.count >= _MANY:
         return most, (look,)
     # So many can wait at a time, and no more.
@@ -210,11 +216,15 @@ def _storage_advice(feed: Feed, *, read: float | None) -> tuple[str, ...]:
     if feed.kind == "none":
         more = f"Use worker processes, which wait in the loop's place: num_workers=ff.AUTO, {_MANY}"
         more += " at the most."
+    if feed.tuned:
+        more = _SEARCHES
     if feed.shards or (read is not None and read >= _SMALL_READ):
         return (nearer, more)
     if read is not None:
         return (larger, more, nearer)
-    return (more, nearer, larger) if feed.count < _MANY else (nearer, larger)
+    if feed.tuned or feed.count >= _MANY:
+        return (nearer, larger)
+    return (more, nearer, larger)
 
 
 def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdict:
@@ -258,7 +268,7 @@ def _preprocessing(evidence: Evidence, share: float, *, slowed: float) -> Verdic
             "Use fewer workers, so that the loop keeps a core (num_workers=ff.AUTO).",
             cheaper,
         ]
-    elif free >= _FREE and used > 0:
+    elif free >= _FREE and used > 0 and not feed.tuned:
         wanted = min(ceil(feed.count / max(1 - share, 0.1)), feed.count + round(free + 0.01))
         most = min(most, free / used)
         advice = [
