@@ -184,6 +184,9 @@ def test_a_lost_file_is_fetched_again(make_shards, far, settle, caplog, monkeypa
     before = far.count()
     shards.sample(5)
     assert far.count() == before
+    os.truncate(shards.staged._shelf.folder / f"{shards.sources[0].name}.shard", 100)
+    assert shards.open[0].read_at(512, 100) == shards.right[0][512:612]
+    assert caplog.text.count("fetched again") == 1
 
 
 def test_other_shards_are_still_advised(make_shards, far):

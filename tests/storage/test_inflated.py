@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from fastfeed.errors import FastfeedError, ShardError, StorageError, TarError
 from fastfeed.shardfile.tar import walk
 from fastfeed.storage.compressed import CompressedShard, open_shard, wrap
+from fastfeed.storage.inflated import forget_damage
 from fastfeed.storage.streams import inflate
 
 
@@ -140,6 +141,30 @@ def test_it_is_inflated_once_and_again_when_the_shard_changes(opened, tmp_path, 
         open_shard(tmp_path / "a.tar.zst", folder=tmp_path / "cache").close()
     assert caplog.text == ""
     assert len(list((tmp_path / "cache" / "inflated").iterdir())) == before
+
+
+def test_a_damaged_one_is_found_out_once(opened, tmp_path, monkeypatch, caplog):
+    """Each batch meets the same error and one warning is enough; another file is tried anew."""
+    tried = []
+
+    def counting(*arguments, **options):
+        tried.append(options["shard"])
+        return inflate(*arguments, **options)
+
+    monkeypatch.setattr("fastfeed.storage.inflated.inflate", counting)
+    path = tmp_path / "a.tar.zst"
+    path.write_bytes(STREAMS["one frame"][:-9])
+    with caplog.at_level(logging.WARNING, "fastfeed"):
+        for _ in range(3):
+            with pytest.raises(ShardError, match="is cut"):
+                open_shard(path, folder=tmp_path / "cache")
+        assert len(tried) == 1
+        forget_damage(str(path))
+        with pytest.raises(ShardError, match="is cut"):
+            open_shard(path, folder=tmp_path / "cache")
+        assert len(tried) == 2
+        assert files.whole(opened(STREAMS["one frame"])) == files.TAR
+    assert caplog.text.count("is inflated once") == 1
 
 
 def test_it_must_fit_the_disk(opened, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import random
 import shutil
 import warnings
@@ -12,7 +13,7 @@ import pytest
 import zstandard
 
 import fastfeed as ff
-from fastfeed.errors import ShardError
+from fastfeed.errors import IndexMismatchError, ShardError
 
 FIELDS = {"number": ff.Int("cls"), "text": ff.Text("txt"), "raw": ff.Bytes("bin")}
 COUNT = 200
@@ -91,6 +92,36 @@ def test_a_damaged_frame_is_a_bad_sample_or_an_error(folders, tmp_path):
         warnings.simplefilter("ignore")
         left = [n for b in ff.DataLoader(dataset, batch_size=16) for n in b["number"].tolist()]
     assert 0 < len(left) < COUNT
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "without its table"])
+def test_a_compressed_shard_of_another_size_is_no_foreign_one(
+    folders, tmp_path, monkeypatch, change, caplog
+):
+    """What the manifest knows is said with both sizes, left to the policy, and inflated never."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(folders / "zstd", tmp_path / "zstd")
+    victim = min((tmp_path / "zstd").glob("*.tar.zst"))
+    data = victim.read_bytes()
+    changed = {
+        "cut": data[: len(data) * 2 // 3],
+        "longer": data + bytes(9),
+        "without its table": data[:-4] + bytes(4),
+    }[change]
+    victim.write_bytes(changed)
+    with pytest.raises(IndexMismatchError, match="verify") as caught:
+        batches(tmp_path / "zstd", num_workers=0)
+    assert caught.value.shard == str(victim)
+    if change != "without its table":
+        assert f"{len(changed):,} bytes, but {len(data):,} in the manifest" in str(caught.value)
+    dataset = ff.ShardDataset(tmp_path / "zstd", FIELDS, on_error="skip")
+    loader = ff.DataLoader(dataset, batch_size=16, shuffle=True)
+    with caplog.at_level(logging.WARNING, "fastfeed"):
+        left = [n for batch in loader for n in batch["number"].tolist()]
+    assert 0 < len(left) == COUNT - dataset.bad_count < COUNT
+    assert len(caplog.records) == 1
+    assert "bad sample" in caplog.text
+    assert not list((tmp_path / "cache").rglob("*.tar"))
 
 
 def test_compressed_fields(tmp_path):

@@ -21,7 +21,7 @@ from fastfeed.shardfile.tar import read_member
 from fastfeed.staging.shard import StagedShard
 from fastfeed.storage.compressed import CompressedShard, wrap
 from fastfeed.storage.frames import FrameCache
-from fastfeed.storage.inflated import InflatedFile
+from fastfeed.storage.inflated import InflatedFile, forget_damage
 from fastfeed.storage.local import LocalFile
 from fastfeed.storage.open import open_storage
 from fastfeed.storage.urls import is_remote, shown
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from fastfeed.errors import ShardError
     from fastfeed.shardfile.index import ShardIndex
-    from fastfeed.shardfile.manifest import ShardEntry
     from fastfeed.staging.staged import Staged
     from fastfeed.storage.open import Storage
 
@@ -93,12 +92,7 @@ class ShardSet:
             staged.learn(listing.sources())
         self._frames: FrameCache | None = None
         self._is_far = any(map(is_remote, self._names))
-        # What the manifest calls plain need not be looked at, which would be a round trip.
-        self._plain = {
-            path
-            for path, entry in zip(listing.paths, listing.entries, strict=True)
-            if entry is not None and entry.compression is None and is_remote(path)
-        }
+        self._entries = listing.entries
         self._readers: ThreadPoolExecutor | None = None
         self._readers_pid = 0
         self._cache = None if cache is None else Path(cache)
@@ -112,15 +106,15 @@ class ShardSet:
         """Whether shards are compressed in frames, of which all is decoded for one sample."""
         self.frame_bytes = 0
         """Bytes of the largest of these frames, of those that are known without opening a shard."""
-        counts, sizes = self._count(listing.entries)
+        counts, sizes = self._count()
         self.starts: NDArray[np.int64] = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
         """Number of the first sample of each shard, and the number of all: int64 [shards + 1]."""
         self.shard_bytes: NDArray[np.int64] = np.array(sizes, np.int64)
         """Bytes of each shard: int64 [shards]."""
 
-    def _count(self, entries: Sequence[ShardEntry | None]) -> tuple[list[int], list[int]]:
+    def _count(self) -> tuple[list[int], list[int]]:
         counts, sizes, fields = [], [], set(self._fields)
-        for number, entry in enumerate(entries):
+        for number, entry in enumerate(self._entries):
             if entry is None:
                 shard = self._opened(number)
                 counts.append(len(shard.index))
@@ -229,6 +223,7 @@ class ShardSet:
         for number in np.unique(self.locate(of)[0]).tolist():
             if self.shown(number) == error.shard and self._staged.doubt(self._names[number], error):
                 self._open.pop(number, None)  # what it holds was read from that copy
+                forget_damage(self._names[number])
                 return True
         return False
 
@@ -240,11 +235,11 @@ class ShardSet:
         opened = self._open.get(number)
         if opened is None:
             try:
-                opened = self._open_now(self._names[number])
+                opened = self._open_now(number)
             except StorageError:
                 if not self._let_inflated_go():
                     raise
-                opened = self._open_now(self._names[number])
+                opened = self._open_now(number)
             opened = self._open.setdefault(number, opened)
             if len(self._open) > self._max_open:
                 # One in eight at a time, so that sorting them costs little for each.
@@ -268,17 +263,21 @@ class ShardSet:
     def _last_use(self, number: int) -> int:
         return self._used.get(number, -1)
 
-    def _open_now(self, name: str) -> OpenShard:
+    def _open_now(self, number: int) -> OpenShard:
+        name, entry = self._names[number], self._entries[number]
         if self._staged is None:
             stored = open_storage(name, storage_options=self._storage_options)
         else:
             stored = self._staged.open(name)
         try:
             storage = stored
-            if name not in self._plain:
+            # What the manifest calls plain need not be looked at, which would be a round trip.
+            if entry is None or entry.compression is not None or not is_remote(name):
                 folder, budget = (None, None) if self._staged is None else self._staged.place
                 frames = self._frames_of_process()
-                storage = wrap(stored, name, cache=frames, folder=folder, budget=budget)
+                storage = wrap(
+                    stored, name, entry=entry, cache=frames, folder=folder, budget=budget
+                )
             index = find_index(
                 name, storage, cache=self._cache, storage_options=self._storage_options
             )

@@ -96,6 +96,7 @@ class Staged:
         self._held: OrderedDict[str, StagedShard] = OrderedDict()
         self._lock = threading.Lock()
         self._doubted: set[str] = set()
+        self._lost: set[str] = set()
         # Held while the follower is told, or changes. Whoever is collected meanwhile may close us.
         self._telling = threading.RLock()
         self._urls: Sequence[str] = ()
@@ -147,6 +148,7 @@ class Staged:
                 return
             self._urls = urls
             self._doubted.clear()
+            self._lost.clear()
             # How many of those before each place are staged: the others do not count.
             self._staged_before = [0, *accumulate(source is not None for source in found)]
             if self._follower is None:
@@ -296,7 +298,9 @@ class Staged:
 
     def lose(self, source: Source, file: StagedFile, error: FastfeedError) -> None:
         """Take a copy that the disk does not give back as it was off the shelf."""
-        log.warning("a staged shard cannot be read and is fetched again: %s", error)
+        if source.name not in self._lost:
+            self._lost.add(source.name)
+            log.warning("a staged shard cannot be read and is fetched again: %s", error)
         # If it is another one's doing that it is gone, there may be a good one in its place.
         if not file.is_removed():
             self._shelf.discard(source)
@@ -324,6 +328,7 @@ class Staged:
             "_users",
             "_urls",
             "_doubted",
+            "_lost",
             "_looking",
         }
         return {name: value for name, value in self.__dict__.items() if name not in own}

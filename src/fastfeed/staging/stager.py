@@ -118,7 +118,7 @@ class Stager:
         self._idle_at = -1
         self._failed: dict[str, FastfeedError] = {}
         self._closed = False
-        self._said: set[Refusal] = set()
+        self._said: set[Refusal | str] = set()
         self.staged_bytes = 0
         self._threads = [
             threading.Thread(target=self._run, name=f"fastfeed-stage-{n}", daemon=True)
@@ -257,7 +257,9 @@ class Stager:
                         raise
                     return Transfer(remote, reserved, piece=self._piece)
         except FastfeedError as error:
-            log.warning("staging pauses, shards are read from afar: %s", error)
+            if str(error) not in self._said:  # it is tried again every second
+                self._said.add(str(error))
+                log.warning("staging pauses, shards are read from afar: %s", error)
         return None
 
     def _ended(self, transfer: Transfer) -> None:

@@ -11,7 +11,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fastfeed.errors import ShardError, StorageError
+from fastfeed.errors import IndexMismatchError, ShardError, StorageError
 from fastfeed.options import CACHE_SIZE, cache_folder, parse_size
 from fastfeed.shardfile.seekable import (
     FOOTER_BYTES,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from zstandard import ZstdDecompressor
 
+    from fastfeed.shardfile.manifest import ShardEntry
     from fastfeed.storage.open import Storage
 
 # Larger frames are no good for reading by position: each is decoded for every sample in it.
@@ -42,7 +43,10 @@ _LARGEST_FRAME = 32 << 20
 _TAIL = 64 << 10
 _REQUEST = 8 << 20
 _WAY_OUT = "Copy or build the shard again"
-
+_CHANGED = (
+    "If it was cut or damaged, copy it again (`fastfeed-shard verify` lists what is bad); if it is "
+    "meant to be so, run `fastfeed-shard index` on the folder"
+)
 
 _OF_THREAD = threading.local()
 
@@ -284,6 +288,7 @@ def wrap(
     storage: Storage,
     name: str,
     *,
+    entry: ShardEntry | None = None,
     cache: FrameCache | None = None,
     folder: Path | None = None,
     budget: int | None = None,
@@ -293,12 +298,22 @@ def wrap(
     What must be inflated goes to `folder` (default: fastfeed's cache folder), which then takes at
     most `budget` bytes (default: those of an `ff.Cache`). What is returned holds `storage`, or has
     closed it. Compressions that are not read are left to whoever walks the tar, which names them.
+    Raises IndexMismatchError for a compressed file that is not the one of its `entry`.
     """
     kind = kind_of(storage)
+    if entry is not None and entry.stored_bytes not in {None, storage.size}:
+        fact = (
+            f"the compressed shard has {storage.size:,} bytes, but {entry.stored_bytes:,} in the "
+            "manifest"
+        )
+        raise IndexMismatchError(fact, way_out=_CHANGED, shard=shown(name))
     if kind is None:
         return storage
     if kind == "zstd":
         table = read_table(storage, name)
+        if table is None and entry is not None and entry.frame_bytes is not None:
+            fact = "the compressed shard does not end with the table of its frames that it had"
+            raise IndexMismatchError(fact, way_out=_CHANGED, shard=shown(name))
         if table is not None and table.largest <= _LARGEST_FRAME:
             return CompressedShard(storage, table, name=shown(name), cache=cache)
     inflated = open_inflated(

@@ -14,11 +14,12 @@ import re
 import shutil
 import time
 from contextlib import ExitStack, suppress
+from copy import copy
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from fastfeed.errors import StorageError
+from fastfeed.errors import ShardError, StorageError
 from fastfeed.storage.local import LocalFile
 from fastfeed.storage.open import local_path
 from fastfeed.storage.streams import inflate
@@ -46,6 +47,10 @@ _END = 64 << 10
 # Room is looked for this many bytes at a time, or a sixteenth of the budget if that is less.
 _STEP = 64 << 20
 _TRIES = 16
+# The shards that this process has met: those that it has spoken of, and by name and identity those
+# that proved damaged, since each batch would find that out anew.
+_told: set[str] = set()
+_damaged: dict[str, tuple[str, ShardError]] = {}
 
 
 class InflatedFile(LocalFile):
@@ -72,9 +77,13 @@ def open_inflated(
     Raises ShardError if the shard is damaged or cut, StorageError if there is no room for it.
     """
     try:
-        final = cache / FOLDER / f"{_identity(storage, name)}.tar"
+        identity = _identity(storage, name)
     except OSError as error:
         raise StorageError(f"cannot open {shown(name)!r}: {error.strerror}") from error
+    found, known = _damaged.get(name, ("", None))
+    if known is not None and found == identity:
+        raise copy(known)
+    final = cache / FOLDER / f"{identity}.tar"
     try:
         for _ in range(_TRIES):
             file = _opened(final, name=shown(name)) or _publish(
@@ -83,12 +92,20 @@ def open_inflated(
             if file is not None:
                 return file
         return InflatedFile(str(final), shown=shown(name))  # which says why it cannot be opened
+    except ShardError as error:
+        _damaged[name] = identity, copy(error)
+        raise
     except OSError as error:
         raise StorageError(
             f"cannot inflate {shown(name)!r} to {str(final)!r}: {error.strerror}",
             way_out="Make room in the cache folder (ff.Cache, or XDG_CACHE_HOME), or convert the "
             "shard",
         ) from error
+
+
+def forget_damage(name: str) -> None:
+    """Inflate a shard again that proved damaged: its bytes are fetched anew."""
+    _damaged.pop(name, None)
 
 
 def _identity(storage: Storage, name: str) -> str:
@@ -130,12 +147,14 @@ def _publish(
     with turn_for(final) as (file, path):
         if file is None:
             return None
-        log.warning(
-            "%s is compressed without a table of its frames: it is inflated once, to %s. "
-            "`fastfeed-shard convert` makes a shard that is read where it lies",
-            name,
-            final,
-        )
+        if name not in _told:
+            _told.add(name)
+            log.warning(
+                "%s is compressed without a table of its frames: it is inflated once, to %s. "
+                "`fastfeed-shard convert` makes a shard that is read where it lies",
+                name,
+                final,
+            )
         for piece in inflate(storage.read_at, storage.size, kind=kind, shard=name):
             if written + len(piece) > limit:
                 file.flush()

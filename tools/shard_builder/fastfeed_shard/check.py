@@ -61,7 +61,7 @@ def check_shard(path: str, *, entry: ShardEntry | None = None, decode: bool = Fa
     problems: list[str] = []
     notes: list[str] = []
     try:
-        with open_tar(path) as (storage, known):
+        with open_tar(path, entry=entry) as (storage, known):
             found = replace(known, name=name)
             members: list[Member] = []
             fresh = index_shard(path, storage, into=members)
@@ -81,12 +81,15 @@ def check_shard(path: str, *, entry: ShardEntry | None = None, decode: bool = Fa
 
 
 @contextmanager
-def open_tar(path: str) -> Iterator[tuple[Storage, ShardEntry]]:
-    """Give the tar of a shard, compressed or not, and what is known of it without its samples."""
+def open_tar(path: str, *, entry: ShardEntry | None = None) -> Iterator[tuple[Storage, ShardEntry]]:
+    """Give the tar of a shard, compressed or not, and what is known of it without its samples.
+
+    Raises IndexMismatchError for a compressed one that is not the file of its `entry`.
+    """
     with open_storage(path) as stored:
         # Reading the shard in order first leaves it in memory for the walk.
         digest, kind, nbytes = digest_of(stored), kind_of(stored), stored.size
-        with wrap(stored, path) as storage:
+        with wrap(stored, path, entry=entry) as storage:
             name = Path(local_path(path)).name
             found = ShardEntry(name, storage.size, 0, digest)
             if kind is not None:
