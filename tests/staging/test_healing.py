@@ -74,6 +74,7 @@ def test_a_bad_copy_is_fetched_again(make_shards, caplog, settle, compress):
     settle(staged)
     assert copy.exists()
     far = staged.counts().far_bytes
+    assert shards.open(0).is_near()
     assert contents(shards) == SAMPLES
     assert staged.counts().far_bytes == far
 

@@ -76,6 +76,38 @@ def test_a_request_costs_the_frames_that_it_touches():
     assert inner.advised == [(table.places[1], table.ends[2] - table.places[1])]
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_ranges_that_share_frames_read_them_once(data):
+    """Ranges are split where no frame is shared; then no frame is read twice, if there is room."""
+    sizes = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=12))
+    contents = [bytes([n]) * size for n, size in enumerate(sizes)]
+    expected = b"".join(contents)
+    edges = data.draw(st.lists(st.integers(0, len(expected)), min_size=2, max_size=12, unique=True))
+    edges = sorted(edges)[: len(edges) // 2 * 2]
+    places = list(zip(edges[::2], edges[1::2], strict=True))
+    ranges = [(start, memoryview(bytearray(stop - start))) for start, stop in places]
+    room = data.draw(st.sampled_from([0, 100, 10_000]))
+    inner = files.Memory(files.seekable(*contents))
+    table = read_table(inner, "s")
+    inner.reads.clear()
+    shard = CompressedShard(inner, table, name="s", cache=FrameCache(room))
+    groups = shard.connected(ranges)
+    assert [one for group in groups for one in group] == ranges
+    for group in groups:
+        shard.read_ranges(group)
+    for (start, stop), (_, buffer) in zip(places, ranges, strict=True):
+        assert bytes(buffer) == expected[start:stop]
+    if room == 10_000:
+        wanted = {
+            n
+            for n in range(len(contents))
+            if any(a < table.starts[n + 1] and b > table.starts[n] for a, b in places)
+        }
+        stored = sum(table.ends[n] - table.places[n] for n in wanted)
+        assert sum(size for _, size in inner.reads) == stored
+
+
 def test_a_frame_that_others_go_on_with_is_decoded_as_far_as_it_is_read():
     """Who reads every other batch decodes no rests for nothing, and who reads all nothing twice."""
     contents = [bytes([n]) * 200_000 + os.urandom(200_000) for n in range(8)]

@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 
     from fastfeed.reading.ranges import Runs
     from fastfeed.reading.shards import OpenShard, ShardSet
+    from fastfeed.storage.compressed import Range
+    from fastfeed.storage.open import Storage
 
 GAP = 32 << 10
 """Bytes between two ranges that are rather read than skipped by a request of their own."""
+
+_FRAME_GAP = 4 << 10
+"""The same in compressed shards: neighbours alone. A frame that lies inside of a range is not kept
+for others, and a range of its own costs little where the frame is kept."""
 
 _HEADER, _OFFSET, _SIZE, _CHECKSUM = range(4)
 
@@ -131,17 +137,21 @@ def _read(
             with located(shard=part.opened.name):
                 pool = None if part.opened.is_near() else far
                 fill = part.reader(verify=verify)
+                ranges: list[Range] = []
                 for offset, size in zip(
                     part.runs.offsets.tolist(), part.runs.sizes.tolist(), strict=True
                 ):
-                    into = view[base : base + size]
-                    base += size
                     if size and pool is not None:
-                        waiting.append(pool.submit(_read_far, part.opened, offset, into))
+                        ranges.append((offset, view[base : base + size]))
                     elif size:
-                        fill(offset, into)
+                        fill(offset, view[base : base + size])
+                    base += size
             if pool is not None:
                 coming.append(part)
+                waiting += [
+                    pool.submit(_read_far, part.opened, some)
+                    for some in _apart(part.opened.storage, ranges)
+                ]
             elif verify:  # while the bytes are in the cores' cache
                 _verify(shards, part, view, starts=starts[part.samples], fields=fields)
     finally:
@@ -153,9 +163,20 @@ def _read(
     return Records(buffer, starts, sizes)
 
 
-def _read_far(opened: OpenShard, offset: int, into: memoryview) -> None:
+def _apart(storage: Storage, ranges: Sequence[Range]) -> Sequence[Sequence[Range]]:
+    """Return which ranges are read one after the other: those that need the same frames."""
+    if isinstance(storage, CompressedShard):
+        return storage.connected(ranges)
+    return [(one,) for one in ranges]
+
+
+def _read_far(opened: OpenShard, ranges: Sequence[Range]) -> None:
     with located(shard=opened.name):
-        opened.storage.read_into(offset, into)
+        if isinstance(opened.storage, CompressedShard):
+            opened.storage.read_ranges(ranges)
+        else:
+            for offset, into in ranges:
+                opened.storage.read_into(offset, into)
 
 
 def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) -> Iterator[_Part]:
@@ -170,7 +191,8 @@ def _parts(shards: ShardSet, indices: NDArray[np.int64], fields: Sequence[str]) 
         _check_bounds(shards, shard, here, cells=cells, present=present, fields=fields)
         # Half the time of cells[present].
         wanted = cells.reshape(-1, 4).compress(present.ravel(), axis=0).view(np.int64)
-        runs = merge(wanted[:, _OFFSET], wanted[:, _SIZE], gap=GAP)
+        gap = _FRAME_GAP if isinstance(opened.storage, CompressedShard) else GAP
+        runs = merge(wanted[:, _OFFSET], wanted[:, _SIZE], gap=gap)
         yield _Part(shard, opened, samples, here, cells, present, runs)
 
 

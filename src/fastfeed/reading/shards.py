@@ -59,9 +59,14 @@ class OpenShard:
 
     def is_near(self) -> bool:
         """Say whether reads go to a file of this machine, and so take no round trips."""
-        if isinstance(self.storage, StagedShard):
-            return self.storage.is_near()
-        return isinstance(self.storage, LocalFile)
+        storage = self.storage
+        if isinstance(storage, CompressedShard):
+            storage = storage.stored
+        return (
+            storage.is_near()
+            if isinstance(storage, StagedShard)
+            else isinstance(storage, LocalFile)
+        )
 
 
 class ShardSet:

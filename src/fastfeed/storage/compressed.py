@@ -28,7 +28,7 @@ from fastfeed.storage.urls import shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Self
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
     from fastfeed.shardfile.manifest import ShardEntry
     from fastfeed.storage.open import Storage
+
+    Range = tuple[int, memoryview]
+    """Where a read begins, and what it fills."""
 
 # Larger frames are no good for reading by position: each is decoded for every sample in it.
 _LARGEST_FRAME = 32 << 20
@@ -88,6 +91,11 @@ class CompressedShard:
         """Bytes of the tar in the largest frame."""
         return self._table.largest
 
+    @property
+    def stored(self) -> Storage:
+        """The file as it lies."""
+        return self._inner
+
     def read_at(self, offset: int, size: int, /) -> bytes:
         """Return `size` bytes at `offset`; fewer only if the tar ends before."""
         buffer = bytearray(max(0, min(size, self.size - offset)))
@@ -114,12 +122,44 @@ class CompressedShard:
         if end <= starts[number + 1]:
             frame = self._cache.get(self._base + number)
             if frame is None:
-                frame = self._keep(number, self._stored(number, number))
+                frame = self._keep(number, *self._stored(number, number))
             start = starts[number]
             buffer[:] = frame[offset - start : end - start]
             return
         numbers = range(number, bisect_left(starts, end))
         self._read_frames(numbers, offset, buffer, may_cut=verified)
+
+    def connected(self, ranges: Sequence[Range]) -> list[list[Range]]:
+        """Split ranges, in the order of their offsets, where the next one shares no frame."""
+        starts, reached = self._table.starts, -1
+        groups: list[list[Range]] = []
+        for offset, buffer in ranges:
+            if offset >= reached:
+                groups.append([])
+            groups[-1].append((offset, buffer))
+            end = bisect_left(starts, offset + len(buffer))
+            reached = max(reached, starts[min(end, len(starts) - 1)])
+        return groups
+
+    def read_ranges(self, ranges: Sequence[Range]) -> None:
+        """Fill all buffers of connected ranges; frames that several want are read once."""
+        at = 0
+        if len(ranges) > 1:
+            starts, (offset, buffer) = self._table.starts, ranges[-1]
+            numbers = range(
+                max(0, bisect_right(starts, ranges[0][0]) - 1),
+                min(bisect_left(starts, offset + len(buffer)), len(starts) - 1),
+            )
+            missing = [n for n in numbers if self._cache.get(self._base + n) is None]
+            for first, last in self._requests(missing):
+                for number, stored in enumerate(self._stored(first, last), first):
+                    self._keep(number, stored)
+                # At once: the frames of all ranges may be more than are kept.
+                while at < len(ranges) and ranges[at][0] + len(ranges[at][1]) <= starts[last + 1]:
+                    self.read_into(*ranges[at])
+                    at += 1
+        for offset, buffer in ranges[at:]:
+            self.read_into(offset, buffer)
 
     def _read_frames(
         self, numbers: range, offset: int, buffer: memoryview, *, may_cut: bool
@@ -133,10 +173,7 @@ class CompressedShard:
             else:
                 self._place(frame, number, offset, buffer)
         for first, last in self._requests(missing):
-            data = self._stored(first, last)
-            base = self._table.places[first]
-            for number in range(first, last + 1):
-                stored = data[self._table.places[number] - base : self._table.ends[number] - base]
+            for number, stored in enumerate(self._stored(first, last), first):
                 start = starts[number] - offset
                 stop = starts[number + 1] - offset
                 cut = stop > len(buffer)
@@ -171,14 +208,16 @@ class CompressedShard:
                 at += 1
             yield first, last
 
-    def _stored(self, first: int, last: int) -> memoryview:
-        """Return the bytes of neighbouring frames as they lie in the file."""
-        place = self._table.places[first]
-        nbytes = self._table.ends[last] - place
+    def _stored(self, first: int, last: int) -> list[memoryview]:
+        """Return the bytes of each of some neighbouring frames as they lie in the file."""
+        places, ends = self._table.places[first : last + 1], self._table.ends[first : last + 1]
+        place = places[0]
+        nbytes = ends[-1] - place
         data = self._inner.read_at(place, nbytes)
         if len(data) < nbytes:
             self._fail("ends in the middle of a zstd frame", first)
-        return memoryview(data)
+        view = memoryview(data)
+        return [view[a - place : b - place] for a, b in zip(places, ends, strict=True)]
 
     def _keep(self, number: int, stored: memoryview) -> memoryview:
         frame = memoryview(self._decode(number, stored))
