@@ -217,16 +217,16 @@ def test_advice_to_code_that_waits():
 @pytest.mark.parametrize(
     "feed",
     [
-        replace(process(2, cpu=0.1), waits_in=(("sleep", 1.0),)),
-        process(2, cpu=0.1, busy=0.97),
-        replace(process(2, cpu=0.1, busy=0.97), bytes_per_read=9000.0),
-        replace(process(2, cpu=0.1, busy=0.97), bytes_per_read=None),
-        process(2, cpu=0.97, busy=0.97),
+        replace(jobs.process(2, cpu=0.1), waits_in=(("sleep", 1.0),)),
+        jobs.process(2, cpu=0.1, busy=0.97),
+        replace(jobs.process(2, cpu=0.1, busy=0.97), bytes_per_read=9000.0),
+        replace(jobs.process(2, cpu=0.1, busy=0.97), bytes_per_read=None),
+        jobs.process(2, cpu=0.97, busy=0.97),
     ],
 )
 def test_what_is_tuned_is_not_to_be_tuned(feed):
     """Who has ff.AUTO is told something else first."""
-    slow = replace(HEALTHY, times=times(50, 51, 200), feed=feed)
+    slow = replace(jobs.HEALTHY, times=jobs.times(50, 51, 200), feed=feed)
     assert "ff.AUTO" in " ".join(judge(slow)[0].advice)
     tuned = judge(replace(slow, feed=replace(feed, tuned=True)))[0]
     assert "AUTO" not in tuned.advice[0]
