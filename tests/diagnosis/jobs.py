@@ -401,6 +401,24 @@ SINGLE = {
         ),
         "storage-bound",
     ),
+    "slow decode, while others lack memory": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 120),
+            feed=process(4, cpu=0.93, busy=0.98, system=0.03),
+            host=replace(HOST, memory_pressure=0.7, read_again=0.9, read_again_per_s=9e7),
+        ),
+        "preprocessing-bound",
+    ),
+    "a data set that sleeps, while others lack memory": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(process(4, cpu=0.05, busy=0.97), waits_in=(("sleep", 1.0),)),
+            host=replace(HOST, memory_pressure=0.7, read_again=0.9, read_again_per_s=9e7),
+        ),
+        "waiting in user code",
+    ),
     "garbage collection": (
         replace(HEALTHY, host=replace(HOST, collecting=0.4, longest_collection_s=0.3)),
         "garbage collection",

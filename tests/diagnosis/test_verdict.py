@@ -238,9 +238,10 @@ def test_advice_of_memory_follows_what_the_loader_holds():
     first = {}
     for held in (None, 0.001, 0.4):
         host = replace(jobs.HOST, memory_pressure=0.5, held=held)
-        first[held] = judge(replace(jobs.HEALTHY, times=jobs.times(50, 51, 150), host=host))[
-            0
-        ].advice[0]
+        slow = replace(
+            jobs.HEALTHY, times=jobs.times(50, 51, 150), host=host, feed=jobs.process(8, cpu=0.2)
+        )
+        first[held] = judge(slow)[0].advice[0]
     assert "prefetch_factor" in first[None]
     assert "prefetch_factor" in first[0.4]
     assert "more memory" in first[0.001]

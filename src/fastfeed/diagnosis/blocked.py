@@ -39,8 +39,8 @@ _OTHERS: Final = (
     (95, 260),
 )
 # These read from whatever their first argument is: read, pread, readv and preadv.
-_X86_READS: Final = frozenset({0, 17, 19, 295})
-_OTHERS_READS: Final = frozenset({63, 65, 67, 69})
+_X86_READS: Final = frozenset({0, 17, 19, 295, 327})
+_OTHERS_READS: Final = frozenset({63, 65, 67, 69, 286})
 
 
 class Looks:

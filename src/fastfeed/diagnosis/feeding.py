@@ -79,9 +79,12 @@ def _memory(evidence: Evidence, split: _Split) -> Verdict | None:
     thrashing = host.swapped_per_s >= _SWAPPING_PER_S or (
         full and host.major_faults_per_s >= _FAULTS_PER_S
     )
+    # Others of the machine stall as well: no more is ours than those who make batches may lack.
+    faulting = faulting_part(evidence) * split.waiting
+    pressure = min(pressure, faulting + split.slowed)
     if host.read_again >= _AGAIN and host.read_again_per_s >= _AGAIN_PER_S:
         # What would not be waited for if memory had kept what was read.
-        pressure = max(pressure, host.read_again * faulting_part(evidence) * split.waiting)
+        pressure = max(pressure, host.read_again * faulting)
     if pressure < _PRESSED and not thrashing:
         return None
     share = split.whole if thrashing else min(split.whole, pressure)

@@ -92,5 +92,6 @@ def _inside(gpu: Gpu | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ("Make the step itself cheaper, or run it on a GPU.", leave)
     return (), (
         "Make the step itself cheaper: lower precision, torch.compile, channels_last.",
+        "Look whether the GPU may run at its full clock: `fastfeed doctor`, check 11.",
         leave,
     )

@@ -63,16 +63,19 @@ def faulting_part(evidence: Evidence) -> float:
 
     Where a page is not in memory the system finds room, reads it and wakes the worker, which then
     queues for a core again: that is all of its time but what it computes itself, with the part of
-    the queueing that goes with this. What the system does for them beyond the pages that were
-    counted is other work: it copies what they read.
+    the queueing that goes with this, and but what it was seen to wait in beside files. What the
+    system does for them beyond the pages that were counted is other work: it copies what they read.
     """
     computing, blocked = _uses(evidence)
+    whole = (computing + blocked) or 1.0
+    if evidence.feed.waits_in:
+        blocked *= dict(evidence.feed.waits_in).get("files", 0.0)
     told = [one for one in evidence.feed.workers if one.cpu and one.system is not None]
     system = sum(one.system or 0.0 for one in told)
     queued = sum((one.queued or 0.0) * (one.system or 0.0) / (one.cpu or 1.0) for one in told)
     pages = evidence.host.read_again_per_s / _PAGE + evidence.host.major_faults_per_s
     missing = min(1.0, pages * _MISSING_S / system) if system else 0.0
-    return min(1.0, (blocked + missing * (system + queued)) / ((computing + blocked) or 1.0))
+    return min(1.0, (blocked + missing * (system + queued)) / whole)
 
 
 def _uses(evidence: Evidence) -> tuple[float, float]:
