@@ -76,6 +76,8 @@ def test_jobs_are_of_every_bottleneck_that_needs_no_gpu():
         "GIL",
         "one slow worker",
         "memory pressure",
+        "waiting in user code",
+        "garbage collection",
         "submission-bound",
         "too small batches",
         "GPU-bound",

@@ -7,6 +7,7 @@ the machine's, the step's is a part of it.
 
 from __future__ import annotations
 
+import gc
 import http.client
 import mmap
 import os
@@ -259,6 +260,20 @@ def _memory_pressure(place: Place) -> tuple[Any, Any]:
     return loader, waits(0.0005)
 
 
+def _collecting(place: Place) -> tuple[Any, Any]:
+    kept = [[number] for number in range(200_000)]
+    if place.cured:
+        gc.collect()
+        gc.freeze()
+        place.stack.callback(gc.unfreeze)
+
+    def step(batch: torch.Tensor) -> int:
+        compute(0.00005 * len(batch))
+        return gc.collect() + len(kept)
+
+    return [torch.ones(64, 8) for _ in range(40)], step
+
+
 def _tiny_operators(place: Place) -> tuple[Any, Any]:
     def step(batch: torch.Tensor) -> torch.Tensor:
         for _ in range(300):
@@ -312,6 +327,7 @@ JOBS: dict[str, Job] = {
     "GIL": Job(("GIL",), 'worker_kind="process"', _gil),
     "one slow worker": Job(("one slow worker",), "Look at what worker 1 does", _one_slow_worker),
     "memory pressure": Job(("memory pressure",), "a smaller prefetch_factor", _memory_pressure),
+    "garbage collection": Job(("garbage collection",), "gc.freeze()", _collecting),
     "many tiny operators": Job(("submission-bound",), "torch.compile", _tiny_operators),
     "too small batches": Job((_SMALL,), "Use larger batches", _small_batches),
     "heavy step": Job(("GPU-bound",), "Make the step itself cheaper", _heavy_step),
