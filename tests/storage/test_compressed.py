@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,40 @@ def test_ranges_that_share_frames_read_them_once(data):
         }
         stored = sum(table.ends[n] - table.places[n] for n in wanted)
         assert sum(size for _, size in inner.reads) == stored
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_threads_wait_for_a_frame_that_one_of_them_brings(fails):
+    """It is read once; if that fails, the others have it from the next one that tries."""
+    file = files.seekable(*[bytes([n]) * 1000 for n in range(6)])
+    table = read_table(files.Memory(file), "s")
+    waiting = threading.Semaphore(0)
+
+    class Slow(files.Memory):
+        def read_at(self, offset, size, /):
+            first = not self.reads
+            data = super().read_at(offset, size)
+            for _ in range(3 if first else 0):
+                assert waiting.acquire(timeout=30)
+            if first and fails:
+                raise StorageError("no answer")
+            return data
+
+    class Frames(FrameCache):
+        def claim(self, key):
+            coming = super().claim(key)
+            if coming is not None:
+                waiting.release()
+            return coming
+
+    inner = Slow(file)
+    shard = CompressedShard(inner, table, name="s", cache=Frames())
+    with ThreadPoolExecutor(4) as pool:
+        found = [pool.submit(shard.read_at, 2500, 10) for _ in range(4)]
+        errors = [one for one in found if one.exception() is not None]
+    assert len(errors) == fails
+    assert {one.result() for one in found if one not in errors} == {b"\2" * 10}
+    assert len(inner.reads) == 1 + fails
 
 
 def test_a_frame_that_others_go_on_with_is_decoded_as_far_as_it_is_read():

@@ -120,9 +120,7 @@ class CompressedShard:
             return
         number = bisect_right(starts, offset) - 1
         if end <= starts[number + 1]:
-            frame = self._cache.get(self._base + number)
-            if frame is None:
-                frame = self._keep(number, *self._stored(number, number))
+            frame = self._frame(number)
             start = starts[number]
             buffer[:] = frame[offset - start : end - start]
             return
@@ -130,12 +128,16 @@ class CompressedShard:
         self._read_frames(numbers, offset, buffer, may_cut=verified)
 
     def connected(self, ranges: Sequence[Range]) -> list[list[Range]]:
-        """Split ranges, in the order of their offsets, where the next one shares no frame."""
-        starts, reached = self._table.starts, -1
+        """Split ranges, in the order of their offsets, where the next one shares no frame.
+
+        And where they are more than one request fetches.
+        """
+        starts, begin, reached = self._table.starts, 0, -1
         groups: list[list[Range]] = []
         for offset, buffer in ranges:
-            if offset >= reached:
+            if offset >= reached or offset - begin > _REQUEST:
                 groups.append([])
+                begin = offset
             groups[-1].append((offset, buffer))
             end = bisect_left(starts, offset + len(buffer))
             reached = max(reached, starts[min(end, len(starts) - 1)])
@@ -143,23 +145,38 @@ class CompressedShard:
 
     def read_ranges(self, ranges: Sequence[Range]) -> None:
         """Fill all buffers of connected ranges; frames that several want are read once."""
-        at = 0
         if len(ranges) > 1:
             starts, (offset, buffer) = self._table.starts, ranges[-1]
-            numbers = range(
-                max(0, bisect_right(starts, ranges[0][0]) - 1),
-                min(bisect_left(starts, offset + len(buffer)), len(starts) - 1),
-            )
-            missing = [n for n in numbers if self._cache.get(self._base + n) is None]
-            for first, last in self._requests(missing):
+            end = min(bisect_left(starts, offset + len(buffer)), len(starts) - 1)
+            self._bring(range(max(0, bisect_right(starts, ranges[0][0]) - 1), end))
+        for offset, buffer in ranges:
+            self.read_into(offset, buffer)
+
+    def _bring(self, numbers: range) -> None:
+        """Keep those frames that nobody keeps or brings."""
+        base, cache = self._base, self._cache
+        ours = [n for n in numbers if cache.get(base + n) is None and cache.claim(base + n) is None]
+        try:
+            for first, last in self._requests(ours):
                 for number, stored in enumerate(self._stored(first, last), first):
                     self._keep(number, stored)
-                # At once: the frames of all ranges may be more than are kept.
-                while at < len(ranges) and ranges[at][0] + len(ranges[at][1]) <= starts[last + 1]:
-                    self.read_into(*ranges[at])
-                    at += 1
-        for offset, buffer in ranges[at:]:
-            self.read_into(offset, buffer)
+        finally:
+            for number in ours:
+                cache.settle(base + number)
+
+    def _frame(self, number: int) -> memoryview:
+        """Return a frame that is kept, or that another thread brings; else it is brought now."""
+        key = self._base + number
+        while (frame := self._cache.get(key)) is None:
+            coming = self._cache.claim(key)
+            if coming is not None:
+                coming.wait()
+                continue
+            try:
+                return self._keep(number, *self._stored(number, number))
+            finally:
+                self._cache.settle(key)
+        return frame
 
     def _read_frames(
         self, numbers: range, offset: int, buffer: memoryview, *, may_cut: bool

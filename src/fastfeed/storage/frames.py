@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from itertools import count
+from threading import Event
 from typing import Any, Final
 
 FRAME_CACHE: Final = 128 << 20
@@ -13,9 +15,9 @@ class FrameCache:
     """Decoded frames of some shards, those used last, of up to `limit` bytes together.
 
     There is no lock, since one held by another thread while a process forks would never be
-    released: each step on the dictionaries is atomic. Two threads may decode the same frame, or
-    keep one that the other did not count, so `limit` may be exceeded by as many frames as threads.
-    A copy for another process is empty.
+    released: each step on the dictionaries is atomic. Two threads may keep a frame that the other
+    did not count, so `limit` may be exceeded by as many frames as threads. A copy for another
+    process is empty.
     """
 
     def __init__(self, limit: int = FRAME_CACHE) -> None:
@@ -24,6 +26,8 @@ class FrameCache:
         """Bytes that may come before those that are kept have to be counted again."""
         self._frames: dict[int, memoryview] = {}
         self._used: dict[int, int] = {}
+        self._coming: dict[tuple[int, int], Event] = {}
+        """Frames that a thread of a process brings; a forked child waits for none of its parent."""
         self._clock = count()
         self._shards = count()
         self._last = -1
@@ -43,6 +47,16 @@ class FrameCache:
         if frame is not None:
             self._used[key] = next(self._clock)
         return frame
+
+    def claim(self, key: int) -> Event | None:
+        """Make it ours to bring a frame until we `settle`; else return what its bringer sets."""
+        ours = Event()
+        coming = self._coming.setdefault((os.getpid(), key), ours)
+        return None if coming is ours else coming
+
+    def settle(self, key: int) -> None:
+        """Let go of a frame that was ours to bring, whether it was put or has failed."""
+        self._coming.pop((os.getpid(), key)).set()
 
     def goes_on(self, key: int) -> bool:
         """Say whether the rest of a frame will be asked for in which a request ends.
