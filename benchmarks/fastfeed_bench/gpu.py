@@ -1,8 +1,7 @@
 """`python -m fastfeed_bench.gpu`: all that needs a GPU in one go: the tests, then the benchmarks.
 
-The result is one JSON file, written anew after each step, so that a machine which is taken away
-costs one step. What the file has from another call stays, case by case: a long benchmark can be
-run in parts.
+The result is one JSON file, written anew after each case, so that a machine which is taken away
+costs one case. What the file has from another call stays: a long benchmark can be run in parts.
 """
 
 from __future__ import annotations
@@ -14,6 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fastfeed_bench.main import find_cases, open_context
+from fastfeed_bench.registry import load_benchmark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,16 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = [name.strip() for name in options.only.split(",")]
     failed = False
     for step in steps:
-        try:
-            found = _tests(options) if step == "tests" else _benchmark(step, options)
-        except subprocess.TimeoutExpired:
-            _say(f"{step}: took longer than {options.limit} s")
-            failed = True
-            continue
-        failed |= not _is_good(found)
-        known = _load(options.out)
-        _save(options.out, merged(known, step, found))
-        _say(f"{step}: {summary(found)}")
+        for case in ("",) if step == "tests" else _cases(step, options):
+            try:
+                found = _tests(options) if step == "tests" else _benchmark(step, case, options)
+            except subprocess.TimeoutExpired:
+                _say(f"{step}: {case} took longer than {options.limit} s")
+                failed = True
+                continue
+            failed |= not _is_good(found)
+            known = _load(options.out)
+            _save(options.out, merged(known, step, found))
+            _say(f"{step}: {summary(found)}")
     return int(failed)
 
 
@@ -51,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="quick runs of the benchmarks")
     parser.add_argument("--cases", default="", metavar="WORD", help="only cases with this word")
     parser.add_argument("--peers", default="all", metavar="all|LIST", help="peers, by commas")
-    parser.add_argument("--work", metavar="DIR", help="where data is made once")
-    parser.add_argument("--limit", type=int, default=3600, metavar="S", help="seconds for a step")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="where data is made once")
+    parser.add_argument("--limit", type=int, default=3600, metavar="S", help="seconds for a case")
     parser.add_argument(
         "--out", type=Path, default=_ROOT / "docs" / "benchmarks" / "h200.json", metavar="FILE"
     )
@@ -69,11 +72,16 @@ def _tests(options: argparse.Namespace) -> dict[str, Any]:
     return {"exit": done.returncode, "summary": lines[-1].strip("= ") if lines else ""}
 
 
-def _benchmark(name: str, options: argparse.Namespace) -> dict[str, Any]:
+def _cases(name: str, options: argparse.Namespace) -> list[str]:
+    context = open_context(options.work, photos=None, quick=options.quick)
+    return [case.name for case in find_cases(load_benchmark(name), context, options.cases)]
+
+
+def _benchmark(name: str, case: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-c", _COMMAND, "run", name, "--json", "--peers", options.peers]
+    command += ["--cases", case]
     command += ["--quick"] if options.quick else []
-    command += ["--cases", options.cases] if options.cases else []
-    command += ["--work", options.work] if options.work else []
+    command += ["--work", str(options.work)] if options.work else []
     done = subprocess.run(  # noqa: S603 - ours
         command, stdout=subprocess.PIPE, text=True, timeout=options.limit, check=False
     )

@@ -85,15 +85,13 @@ def _peers(_: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     benchmark = load_benchmark(options.name)
     chosen = _chosen_peers(benchmark, options.peers)
-    work = options.work or cache_folder().with_name("fastfeed-bench")
-    context = Context(work=work, photos=options.data, quick=options.quick)
-    work.mkdir(parents=True, exist_ok=True)
     _say("preparing the data")
-    named = _named(benchmark.cases(context), options.cases)
+    context = open_context(options.work, photos=options.data, quick=options.quick)
+    named = find_cases(benchmark, context, options.cases)
     cases = [_only(case, chosen) for case in named]
     machine = describe_machine()
     tuning = Tuning(
-        cache=work / "tuning.json",
+        cache=context.work / "tuning.json",
         machine=machine,
         start=Station,
         higher_is_better=benchmark.higher_is_better,
@@ -125,8 +123,19 @@ def _chosen_peers(benchmark: Benchmark, text: str) -> set[str]:
     return names
 
 
-def _named(cases: list[Case], word: str) -> list[Case]:
-    found = [case for case in cases if word.lower() in case.name.lower()]
+def open_context(work: Path | None, *, photos: Path | None, quick: bool) -> Context:
+    """Return the context of a run; without a folder its data is kept in the user's cache."""
+    work = work or cache_folder().with_name("fastfeed-bench")
+    work.mkdir(parents=True, exist_ok=True)
+    return Context(work=work, photos=photos, quick=quick)
+
+
+def find_cases(benchmark: Benchmark, context: Context, word: str) -> list[Case]:
+    """Return the case of that name, or all with the word in it; OptionError if there is none."""
+    cases = benchmark.cases(context)
+    found = [case for case in cases if case.name == word] or [
+        case for case in cases if word.lower() in case.name.lower()
+    ]
     if not found:
         raise OptionError(
             f"no case has {word!r} in its name",

@@ -264,6 +264,7 @@ def test_dali_on_the_cpu(photos, regions):
         assert decode_names(decoder, photos, gray=gray) == [*range(12)]
     batch = [*photos[:3], text_sample(), *photos[3:]]
     assert decode_names(decoder, batch) == [0, 1, 2, *range(4, 13)]
+    assert decode_names(decoder, [text_sample()]) == []
     assert decode_names(decoder, photos[::-1]) == [*range(12)]
     assert decoder.decode(empty()).pictures[:] == []
     decoder.close()

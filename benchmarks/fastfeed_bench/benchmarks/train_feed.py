@@ -77,6 +77,9 @@ def _case(context: Context, network: Network, source: str, data: Settings) -> Ca
         _system("dali-gpu-wide", {**wide, "meeting": f"{wide['meeting']}-dali"}, dali),
     ]
     if source == "jpeg":
+        alone = {**wide, "meeting": f"{wide['meeting']}-gpu", "decode": "gpu"}
+        about = "all pictures decoded on the GPU"
+        systems.append(_system("fastfeed-gpu", alone, ({},), role="reference", about=about))
         readers = READERS[:1] if context.quick else READERS
         systems.append(_system("torchvision-gpu", peers, readers))
     return Case(
@@ -141,6 +144,6 @@ BENCHMARK = Benchmark(
     higher_is_better=True,
     summary="ResNet-18 and ResNet-50 trained on one GPU from JPEG and from ready-made pictures",
     cases=_cases,
-    peers=(_SYNTHETIC, "torch", "dali-gpu", "dali-gpu-wide", "torchvision-gpu"),
+    peers=(_SYNTHETIC, "fastfeed-gpu", "torch", "dali-gpu", "dali-gpu-wide", "torchvision-gpu"),
     finish=labelled,
 )

@@ -72,6 +72,7 @@ class Fastfeed:
             ),
             "label": ff.Int("cls"),
         }
+        decode = settings.get("decode", "auto")
         make: Any = ff.DataLoader
         self._loader = make(
             ff.ShardDataset(shards, fields=fields),
@@ -79,11 +80,12 @@ class Fastfeed:
             shuffle=True,
             num_workers=ff.AUTO,
             device=trainer.device.type,
+            decode=decode,
             persistent_workers=True,
             drop_last=True,
         )
         self.group = max(1, int(self._loader.num_workers))
-        self.note = f"fastfeed {ff.__version__}; num_workers={self.group}, decode='auto'"
+        self.note = f"fastfeed {ff.__version__}; num_workers={self.group}, decode={decode!r}"
 
     def epoch(self, steps: int) -> Iterator[Batch]:  # noqa: ARG002 - the data set has its length
         """Return the batches of an epoch, which was made a little longer than a turn."""
@@ -147,6 +149,7 @@ class Dali:
 _WAYS: dict[str, Callable[[Trainer, Settings, Pace], Way]] = {
     "synthetic": Made,
     "fastfeed": Fastfeed,
+    "fastfeed-gpu": Fastfeed,
     "torch": Torch,
     "dali-gpu": Dali,
     "dali-gpu-wide": Dali,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
+from fastfeed.decoding.jpeg_kind import read_kind
 from fastfeed.device.decoders.protocol import Decoded, Encoded
 from fastfeed.device.decoders.salvage import salvage
 from fastfeed.device.decoders.streams import settle
@@ -58,19 +59,32 @@ class DaliDecoder:
             self._room = len(encoded)
             self._pipelines.clear()
         settle(self.device)  # the pictures of the last call are overwritten by this one
+        chosen = self._decodable(encoded)
 
         def decode(numbers: Sequence[int]) -> list[torch.Tensor]:
             pictures = self._run(encoded, numbers)
             # The next part is decoded over this one.
-            return pictures if len(numbers) == len(encoded) else [part.clone() for part in pictures]
+            return pictures if len(numbers) == len(chosen) else [part.clone() for part in pictures]
 
-        found = salvage(range(len(encoded)), decode, failures=_FAILURES)
+        found = salvage(chosen, decode, failures=_FAILURES)
         return Decoded([found.get(n) for n in range(len(encoded))], whole=not self._regions)
 
     def close(self) -> None:
         """End the pipelines."""
         self._output = None
         self._pipelines.clear()
+
+    def _decodable(self, encoded: Encoded) -> list[int]:
+        """Return the pictures whose headers it can do.
+
+        Workers have looked at them, but where one is no JPEG this library may end the process.
+        """
+        data, places = (
+            memoryview(encoded.buffer.numpy()),
+            zip(encoded.starts, encoded.sizes, strict=True),
+        )
+        kinds = [read_kind(data[start : start + size]) for start, size in places]
+        return [n for n, kind in enumerate(kinds) if kind is not None and supports(kind)]
 
     def _run(self, encoded: Encoded, numbers: Sequence[int]) -> list[torch.Tensor]:
         pipeline = self._pipelines.pop(encoded.gray, None) or self._build(gray=encoded.gray)
