@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fastfeed.device import pinning
 from fastfeed.device.pinning import Pinner
 from fastfeed.device.share import Share
 from fastfeed.device.stage import Stage
@@ -162,6 +163,41 @@ def test_loaders_in_many_threads_share_the_budget(often_switched):
     for pinner in made:
         pinner.close()
     assert device.pinned == {}
+
+
+def test_who_is_waited_for_while_the_budget_is_shared_gives_up():
+    """What is collected there may end another loader, whose thread may want its share just then."""
+    first, second = (Pinner(Pins(), budget=1 << 30) for _ in range(2))
+    ended = []
+
+    class Collected:
+        @property
+        def asked(self):
+            if not ended:
+                thread = threading.Thread(target=second.use, args=(region(1 << 41), 8 * MIB))
+                thread.daemon = True
+                thread.start()
+                thread.join(20)
+                ended.append(not thread.is_alive())
+            return 0
+
+    collected = Collected()
+    pinning._living.add(collected)
+    first.use(region(1 << 40), 8 * MIB)
+    assert ended == [True]
+    assert (first.asked, second.asked) == (16 * MIB, 0)
+    second.use(region(1 << 41), 8 * MIB)
+    assert second.asked == 16 * MIB
+    first.close()
+    second.close()
+
+
+def test_others_see_no_pinner_that_is_not_whole(monkeypatch):
+    """A loader that begins while another one grows has asked for nothing."""
+    seen = []
+    monkeypatch.setattr(pinning, "_living", SimpleNamespace(add=lambda one: seen.append(one.asked)))
+    Pinner(Pins(), budget=1 << 30)
+    assert seen == [0]
 
 
 def test_refused_pinning_is_said_once(caplog):

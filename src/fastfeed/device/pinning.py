@@ -22,8 +22,10 @@ _STEP = 8 << 20
 
 _living: weakref.WeakSet[Pinner] = weakref.WeakSet()
 # Held while the living ones are looked at, and one of them takes a part of the budget of all.
-# Reentrant: what dies meanwhile may end a loader, and that closes its pinner.
+# Reentrant: what is collected meanwhile may end a loader.
 _sharing = threading.RLock()
+# And whoever holds it then waits for that loader's threads, which may want it too: they give up.
+_PATIENCE_S = 0.5
 
 
 class Pinner:
@@ -39,8 +41,6 @@ class Pinner:
         self._batches = batches
         self._shares = max(1, regions)
         self._budget = budget
-        with _sharing:
-            _living.add(self)
         self.asked = 0
         """Bytes that are registered, or are going to be."""
         self._asked: dict[int, int] = {}  # region's base -> bytes asked for
@@ -56,18 +56,24 @@ class Pinner:
         """Bytes that are registered."""
         self.refused: str | None = None
         """Why no more is registered, if so."""
+        with _sharing:  # last: others look at it from now on
+            _living.add(self)
 
     def use(self, region: Region, stop: int) -> None:
         """Have the first `stop` bytes of a region registered."""
         asked = self._asked.get(region.base, 0)
         if stop <= asked or self.refused is not None:
             return
-        with _sharing:
+        if not _sharing.acquire(timeout=_PATIENCE_S):
+            return  # the next batch asks again
+        try:
             # One budget for all loaders of the process: training and validation share it.
             left = self._budget - sum(one.asked for one in _living)
             stop = self._wished(region, asked, stop, left)
             fits = stop - asked <= left
             self.asked += stop - asked if fits else 0
+        finally:
+            _sharing.release()
         if not fits:
             self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")
             return
