@@ -143,6 +143,47 @@ def test_threads_wait_for_a_frame_that_one_of_them_brings(fails):
     assert len(inner.reads) == 1 + fails
 
 
+@pytest.mark.parametrize("ranges", [1, 2])
+def test_a_frame_that_another_thread_has_just_put_is_not_read_again(ranges):
+    """Between the look for a frame and the word that it is ours to bring, it may have come."""
+    inner = files.Memory(files.seekable(*[bytes([n]) * 1000 for n in range(6)]))
+    table = read_table(inner, "s")
+    inner.reads.clear()
+    others = [1]
+
+    class Frames(FrameCache):
+        def claim(self, key):
+            if others and others.pop():
+                with ThreadPoolExecutor(1) as pool:
+                    pool.submit(shard.read_at, 2500, 10).result()
+            return super().claim(key)
+
+    shard = CompressedShard(inner, table, name="s", cache=Frames())
+    buffers = [memoryview(bytearray(10)) for _ in range(ranges)]
+    shard.read_ranges([(2200 + 100 * n, buffer) for n, buffer in enumerate(buffers)])
+    assert {bytes(buffer) for buffer in buffers} == {b"\2" * 10}
+    assert len(inner.reads) == 1
+
+
+def test_a_thread_that_was_interrupted_before_it_could_bring_a_frame(monkeypatch):
+    """Others wait for it no longer than a read may take, and have the frame all the same."""
+    monkeypatch.setattr("fastfeed.storage.compressed._PATIENCE_S", 0.05)
+    inner = files.Memory(files.seekable(*[bytes([n]) * 1000 for n in range(6)]))
+    shard = CompressedShard(inner, read_table(inner, "s"), name="s")
+    claim = FrameCache.claim
+
+    def interrupted(cache, key):
+        claim(cache, key)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrameCache, "claim", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shard.read_at(2500, 10)
+    assert shard.read_at(2500, 10) == b"\2" * 10
+    assert not shard._cache._coming
+
+
 def test_a_frame_that_others_go_on_with_is_decoded_as_far_as_it_is_read():
     """Who reads every other batch decodes no rests for nothing, and who reads all nothing twice."""
     contents = [bytes([n]) * 200_000 + os.urandom(200_000) for n in range(8)]

@@ -45,6 +45,8 @@ _LARGEST_FRAME = 32 << 20
 # Read together with the footer, so that most tables take one request.
 _TAIL = 64 << 10
 _REQUEST = 8 << 20
+# How long another thread may take to bring a frame, until it counts as interrupted.
+_PATIENCE_S = 60.0
 _WAY_OUT = "Copy or build the shard again"
 _CHANGED = (
     "If it was cut or damaged, copy it again (`fastfeed-shard verify` lists what is bad); if it is "
@@ -157,7 +159,8 @@ class CompressedShard:
         base, cache = self._base, self._cache
         ours = [n for n in numbers if cache.get(base + n) is None and cache.claim(base + n) is None]
         try:
-            for first, last in self._requests(ours):
+            missing = [n for n in ours if cache.get(base + n) is None]  # put before it was ours
+            for first, last in self._requests(missing):
                 for number, stored in enumerate(self._stored(first, last), first):
                     self._keep(number, stored)
         finally:
@@ -169,13 +172,14 @@ class CompressedShard:
         key = self._base + number
         while (frame := self._cache.get(key)) is None:
             coming = self._cache.claim(key)
-            if coming is not None:
-                coming.wait()
-                continue
-            try:
-                return self._keep(number, *self._stored(number, number))
-            finally:
-                self._cache.settle(key)
+            if coming is None:
+                try:
+                    frame = self._cache.get(key)  # it may have been put before it was ours
+                    return frame or self._keep(number, *self._stored(number, number))
+                finally:
+                    self._cache.settle(key)
+            if not coming.wait(_PATIENCE_S):
+                self._cache.settle(key)  # as after ^C between two steps; else it is read twice
         return frame
 
     def _read_frames(

@@ -55,8 +55,10 @@ class FrameCache:
         return None if coming is ours else coming
 
     def settle(self, key: int) -> None:
-        """Let go of a frame that was ours to bring, whether it was put or has failed."""
-        self._coming.pop((os.getpid(), key)).set()
+        """Let go of a frame, whether it was put or has failed, or its bringer was interrupted."""
+        coming = self._coming.pop((os.getpid(), key), None)
+        if coming is not None:
+            coming.set()
 
     def goes_on(self, key: int) -> bool:
         """Say whether the rest of a frame will be asked for in which a request ends.
