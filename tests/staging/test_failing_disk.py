@@ -43,15 +43,35 @@ def test_a_cache_that_cannot_be_looked_at(make_shards, settle, fail, call, error
 
 
 def test_a_bad_copy_that_cannot_be_removed(far, make_shelf, bring, fail, caplog):
-    """It is not served, and the log says that it stays."""
+    """It is not served, and the log says once that it stays, whoever meets it."""
     shelf, source = make_shelf(), far.put("a.tar")
     bring(shelf, far, source)
     (copy,) = shelf.folder.glob("*.shard")
     os.truncate(copy, 100)
     fail("unlink", errno.EROFS)
-    assert shelf.get(source) is None
-    assert "a bad copy stays in the cache" in caplog.text
+    for _ in range(3):
+        assert shelf.get(source) is None
+    assert caplog.text.count("a bad copy stays in the cache") == 1
     assert copy.exists()
+
+
+def test_parts_that_cannot_be_made(far, make_shelf, monkeypatch):
+    """However often it is tried, the error is the same, so that a stager says it once."""
+    shelf, source = make_shelf(), far.put("a.tar")
+    real = os.open
+
+    def fail_for_parts(path, *args, **more):
+        if str(path).endswith(".part"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", fail_for_parts)
+    told = set()
+    for _ in range(3):
+        with pytest.raises(StorageError, match=r"cannot write to .*Input/output error") as error:
+            shelf.reserve(source)
+        told.add(str(error.value))
+    assert len(told) == 1
 
 
 def test_room_that_cannot_be_made(far, make_shelf, bring, fail):

@@ -91,6 +91,8 @@ class Shelf:
     ) -> None:
         self.folder = claim(folder, apart_from=apart_from)
         self.budget = budget
+        self._stay: set[str] = set()
+        """Bad copies that could not be removed, which the log has said of each."""
         with alone(self.folder):
             sweep(self.folder)
 
@@ -153,7 +155,9 @@ class Shelf:
             with alone(self.folder):
                 self._path(source).unlink(missing_ok=True)
         except (OSError, StorageError) as error:
-            log.warning("a bad copy stays in the cache: %s", error)
+            if source.name not in self._stay:  # every read meets it
+                self._stay.add(source.name)
+                log.warning("a bad copy stays in the cache: %s", error)
 
     def part_path(self, name: str) -> Path:
         """Return the path of a part, by its name in the folder."""
@@ -242,7 +246,9 @@ class Shelf:
         except OSError as error:
             if error.errno in _FULL:
                 return Refusal.DISK_FULL
-            raise StorageError(f"cannot write {str(path)!r}: {error.strerror}") from error
+            # Not by the part's name, which is another at each try: who tries says it once.
+            fact = f"cannot write to {str(self.folder)!r}: {error.strerror}"
+            raise StorageError(fact) from error
         return reservation
 
 
