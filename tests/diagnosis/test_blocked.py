@@ -59,6 +59,13 @@ def test_threads_that_compute_or_are_gone_do_not_count(tmp_path):
     assert looks.why == "no such file or directory"
 
 
+def test_machines_with_other_numbers_are_not_guessed_at(tmp_path):
+    """Of a machine whose calls are not listed nothing is seen, and the reason is told."""
+    looks = looked(tmp_path, ["98" + REST], machine="ppc64le")
+    assert looks.parts(ours=False) == ()
+    assert looks.why == "the system calls of ppc64le have other numbers"
+
+
 def test_locks_of_our_own_threads_may_be_the_gil(tmp_path):
     """Whoever looks holds the GIL, so that others of the process seem to wait for a lock."""
     looks = looked(tmp_path, ["202" + REST] * 3 + ["230" + REST])

@@ -23,7 +23,8 @@ _WAITS: Final[tuple[Wait, ...]] = (
     "locks and other threads",
     "child processes",
 )
-# Numbers of system calls, in the order of _WAITS; of the other 64-bit machines Linux has one list.
+# Numbers of system calls, in the order of _WAITS: of x86-64, and those that newer machines share.
+_SHARED: Final = frozenset({"aarch64", "riscv64", "loongarch64"})
 _X86: Final = (
     (2, 4, 5, 6, 21, 78, 89, 208, 217, 257, 262, 269, 332, 426, 437),
     (7, 23, 42, 43, 44, 45, 46, 47, 232, 270, 271, 281),
@@ -31,7 +32,7 @@ _X86: Final = (
     (73, 202),
     (61, 247),
 )
-_OTHERS: Final = (
+_NEWER: Final = (
     (4, 48, 56, 61, 78, 79, 80, 291, 426, 437),
     (22, 72, 73, 202, 203, 206, 207, 211, 212),
     (101, 115),
@@ -40,7 +41,7 @@ _OTHERS: Final = (
 )
 # These read from whatever their first argument is: read, pread, readv and preadv.
 _X86_READS: Final = frozenset({0, 17, 19, 295, 327})
-_OTHERS_READS: Final = frozenset({63, 65, 67, 69, 286})
+_NEWER_READS: Final = frozenset({63, 65, 67, 69, 286})
 
 
 class Looks:
@@ -48,19 +49,22 @@ class Looks:
 
     def __init__(self, root: Path = Path("/proc"), machine: str = "") -> None:
         self._root = root
-        is_x86 = (machine or platform.machine()) == "x86_64"
-        self._reads = _X86_READS if is_x86 else _OTHERS_READS
-        calls = _X86 if is_x86 else _OTHERS
+        machine = machine or platform.machine()
+        is_x86 = machine == "x86_64"
+        self._reads = _X86_READS if is_x86 else _NEWER_READS
         self._waits: dict[int, Wait] = {
-            number: wait for wait, numbers in zip(_WAITS, calls, strict=True) for number in numbers
+            number: wait
+            for wait, numbers in zip(_WAITS, _X86 if is_x86 else _NEWER, strict=True)
+            for number in numbers
         }
+        self._is_known = is_x86 or machine in _SHARED
         self.found: Counter[Wait] = Counter()
-        self.why = ""
+        self.why = "" if self._is_known else f"the system calls of {machine} have other numbers"
         """Why there is nothing to see, if so."""
 
     def look(self, tasks: Iterable[str]) -> None:
         """Count each of the threads that waits, by its path below /proc."""
-        for task in tasks:
+        for task in tasks if self._is_known else ():
             try:
                 text = (self._root / task / "syscall").read_text("ascii")
             except OSError as error:  # it has ended, or we may not
