@@ -177,6 +177,19 @@ SINGLE = {
         ),
         "waiting in user code",
     ),
+    "a transform that waits, beside reads that decode frames": (
+        replace(
+            HEALTHY,
+            times=times(50, 51, 200),
+            feed=replace(
+                process(4, cpu=0.32, busy=0.97),
+                reading=0.34,
+                shards=True,
+                waits_in=(("sleep", 1.0),),
+            ),
+        ),
+        "waiting in user code",
+    ),
     "slow decode": (
         replace(HEALTHY, times=times(50, 51, 120), feed=process(4, cpu=0.93, busy=0.98)),
         "preprocessing-bound",

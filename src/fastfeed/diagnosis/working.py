@@ -103,14 +103,18 @@ def _sure(part: float) -> float:
 def _from_storage(evidence: Evidence, blocked: float) -> float:
     """Return which part of the time off the cores, `blocked` of all, goes to where data lie.
 
-    The loader's own reads are timed. Else what threads were seen in counts: files do, pipes and
-    sockets if data come in. Where none were seen, whether data come in at all.
+    The loader's own reads are timed, what they compute included. Else what threads were seen in
+    counts: files do, pipes and sockets if data come in. Where none were seen, whether data come in
+    at all.
     """
     feed, host = evidence.feed, evidence.host
     seen = dict(feed.waits_in)
     files = seen.get("files", 0.0)
     if feed.reading is not None and blocked:
-        return min(1.0, max(feed.reading / blocked, files))
+        # Reads are no sleep and no child process, where locks are seen as well as these.
+        own = seen.get("sleep", 0.0) + seen.get("child processes", 0.0)
+        most = 1 - own if feed.kind == "process" else 1.0
+        return min(most, max(feed.reading / blocked, files))
     least = max(_SOME_BYTES, _SAMPLE_BYTES * evidence.batch.samples / evidence.times.real_s)
     received = (feed.received_per_s or 0.0) >= least
     read = feed.read_per_s is None or feed.read_per_s >= least
