@@ -28,6 +28,22 @@ def looked(root, calls, machine="x86_64"):
     return looks
 
 
+def test_of_many_threads_some_are_looked_at_each_time(tmp_path):
+    """However many there are, all have their turns, and one look stays short."""
+    tasks = [f"{number}/task/{number}" for number in range(20)]
+    for task in tasks:
+        (tmp_path / task).mkdir(parents=True)
+        (tmp_path / task / "syscall").write_text("230" + REST)
+    looks = Looks(tmp_path, "x86_64")
+    looks.look(tasks)
+    assert looks.found["sleep"] == 8
+    for task in tasks[8:]:
+        (tmp_path / task / "syscall").write_text("61" + REST)
+    for _ in range(4):
+        looks.look(tasks)
+    assert looks.found == {"sleep": 16, "child processes": 24}
+
+
 @pytest.mark.parametrize(
     ("call", "machine", "wait"),
     [
