@@ -158,7 +158,8 @@ def host_of(
         loop_system=min(1.0, system / in_ceiling),
         late=_late(real),
         late_ceiling=_late(ceiling),
-        collecting=min(1.0, real.probe.collecting_s / seconds),
+        # The longest pause may have fallen into so short a time by chance.
+        collecting=min(1.0, (real.probe.collecting_s - real.probe.longest_s) / seconds),
         longest_collection_s=real.probe.longest_s,
         loop_at_work=min(1.0, at_work / at_work_alone) if at_work_alone else 1.0,
         cpu_pressure=part("stalled cpu"),

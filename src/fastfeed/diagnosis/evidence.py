@@ -107,7 +107,7 @@ class Host:
     late_ceiling: float = 0.0
     """The same in the ceiling phase."""
     collecting: float = 0.0
-    """Python's garbage collector stopped the process."""
+    """Python's garbage collector stopped the process, the longest pause left out."""
     longest_collection_s: float = 0.0
     loop_at_work: float = 1.0
     """Time in which the loop computed, or queued for a core to, over that in the ceiling phase."""

@@ -79,11 +79,9 @@ class DaliDecoder:
 
         Workers have looked at them, but where one is no JPEG this library may end the process.
         """
-        data, places = (
-            memoryview(encoded.buffer.numpy()),
-            zip(encoded.starts, encoded.sizes, strict=True),
-        )
-        kinds = [read_kind(data[start : start + size]) for start, size in places]
+        data, ends = encoded.buffer.numpy().data, encoded.starts + encoded.sizes
+        places = zip(encoded.starts.tolist(), ends.tolist(), strict=True)
+        kinds = [read_kind(data[start:end]) for start, end in places]
         return [n for n, kind in enumerate(kinds) if kind is not None and supports(kind)]
 
     def _run(self, encoded: Encoded, numbers: Sequence[int]) -> list[torch.Tensor]:
