@@ -59,7 +59,7 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
     seconds = real.get("seconds", 0.0) or 1.0
     calls, read = real.get("read calls"), real.get("read bytes")
     received = real.get("received bytes")
-    loop = real.get("loop user", 0.0) + real.get("loop system", 0.0)
+    others, queued = _others(rounds)
     return Feed(
         kind=feeder.kind,
         count=feeder.count,
@@ -68,9 +68,8 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
             real, rounds.turns, count=feeder.count, seconds=seconds, in_turn=feeder.in_turn
         ),
         wait_cpu=_part_of_wait(rounds),
-        other_cpu=max(0.0, real.get("process", 0.0) - loop) / seconds,
-        other_queued=max(0.0, real.get("process queued", 0.0) - real.get("loop queued", 0.0))
-        / seconds,
+        other_cpu=others / seconds,
+        other_queued=queued / seconds,
         bytes_per_read=read / calls if read is not None and calls else None,
         read_per_s=None if read is None else read / seconds,
         received_per_s=None if received is None else received / seconds,
@@ -81,6 +80,21 @@ def feed_of(rounds: Rounds, feeder: Feeder, *, to_device: bool) -> Feed:
         shards=feeder.shards,
         to_device=to_device,
     )
+
+
+def _others(rounds: Rounds) -> tuple[float, float]:
+    """Return the seconds that other threads than the loop computed and queued in the real phase.
+
+    Threads of the step's own are none of them: they do the same for each step of the ceiling phase.
+    """
+    cpu, queued = 0.0, 0.0
+    real, ceiling = rounds.stretches["real"], rounds.stretches["ceiling"]
+    for stretch, sign in ((real, 1.0), (ceiling, -real.steps / max(1, ceiling.steps))):
+        found = stretch.counters
+        loop = found.get("loop user", 0.0) + found.get("loop system", 0.0)
+        cpu += sign * max(0.0, found.get("process", 0.0) - loop)
+        queued += sign * max(0.0, found.get("process queued", 0.0) - found.get("loop queued", 0.0))
+    return max(0.0, cpu), max(0.0, queued)
 
 
 def workers_of(

@@ -34,8 +34,9 @@ _WARM_UP: Final = 3
 _LEAST: Final = 3
 _MOST: Final = 400
 _PARTS: Final = {"ceiling": 0.2, "cached": 0.2, "real": 0.6}
-# How often two batches are compared.
-_PAIRS: Final = 5
+# How often two batches are compared; more often where the times differ by so much.
+_PAIRS, _PAIRS_MOST = 5, 15
+_DIFFER: Final = 0.1
 # A wait longer than this part of a step says that nothing lies ready any more.
 _EMPTY: Final = 0.25
 
@@ -83,8 +84,9 @@ class Rounds:
         self.kept: list[Any] = []
         self.here: Any = None
         """The batch of the ceiling phase, where the step needs it."""
-        self.looks = Looks()
-        self.stretches["real"].probe.beside = lambda: self.looks.look(feeder.tasks())
+        self.looks = looks = Looks()
+        # Not of `self`: in a circle the kept batches would live on until they are collected.
+        self.stretches["real"].probe.beside = lambda: looks.look(feeder.tasks())
 
     def warm_up(self) -> None:
         """Run the first steps, which compile and allocate, and keep batches for what follows."""
@@ -187,8 +189,8 @@ class Rounds:
 
     def follow(self, other: Any, seconds: float) -> float:
         """Return the time of a step on another batch over that on the one of the ceiling phase."""
-        ratios = []
-        for _ in range(_PAIRS):
+        ratios: list[float] = []
+        while len(ratios) < _PAIRS or (len(ratios) < _PAIRS_MOST and _spread(ratios) > _DIFFER):
             whole, part = (self._alone(batch, seconds) for batch in (self.here, other))
             ratios.append(part / whole)
         return statistics.median(ratios)
@@ -206,3 +208,9 @@ class Rounds:
 
     def _giver(self, phase: Phase) -> Callable[[], tuple[float, float, Any]]:
         return {"ceiling": self._same, "cached": self._again, "real": self._fed}[phase]
+
+
+def _spread(values: list[float]) -> float:
+    """Return how far half of the values are from the middle one, at the least, as a part of it."""
+    middle = statistics.median(values)
+    return statistics.median(abs(value - middle) for value in values) / middle
