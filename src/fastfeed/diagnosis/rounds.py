@@ -7,7 +7,6 @@ loader was left alone its batches lie ready, and they say nothing of how fast it
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -34,9 +33,8 @@ _WARM_UP: Final = 3
 _LEAST: Final = 3
 _MOST: Final = 400
 _PARTS: Final = {"ceiling": 0.2, "cached": 0.2, "real": 0.6}
-# How often two batches are compared; more often where the times differ by so much.
-_PAIRS, _PAIRS_MOST = 5, 15
-_DIFFER: Final = 0.1
+# How often two batches are compared.
+_PAIRS: Final = 9
 # A wait longer than this part of a step says that nothing lies ready any more.
 _EMPTY: Final = 0.25
 
@@ -189,11 +187,11 @@ class Rounds:
 
     def follow(self, other: Any, seconds: float) -> float:
         """Return the time of a step on another batch over that on the one of the ceiling phase."""
-        ratios: list[float] = []
-        while len(ratios) < _PAIRS or (len(ratios) < _PAIRS_MOST and _spread(ratios) > _DIFFER):
-            whole, part = (self._alone(batch, seconds) for batch in (self.here, other))
-            ratios.append(part / whole)
-        return statistics.median(ratios)
+        whole = part = float("inf")
+        for _ in range(_PAIRS):  # what else the machine does only ever adds to them
+            whole = min(whole, self._alone(self.here, seconds))
+            part = min(part, self._alone(other, seconds))
+        return part / whole
 
     def _alone(self, batch: Any, seconds: float) -> float:
         run, clock = self._run, self._run.clock
@@ -208,9 +206,3 @@ class Rounds:
 
     def _giver(self, phase: Phase) -> Callable[[], tuple[float, float, Any]]:
         return {"ceiling": self._same, "cached": self._again, "real": self._fed}[phase]
-
-
-def _spread(values: list[float]) -> float:
-    """Return how far half of the values are from the middle one, at the least, as a part of it."""
-    middle = statistics.median(values)
-    return statistics.median(abs(value - middle) for value in values) / middle
