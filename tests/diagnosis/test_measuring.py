@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -306,3 +308,54 @@ def test_batches_as_trees():
     assert batches.moved(batch, None) is batch
     moved = batches.moved(batch, torch.device("meta"))
     assert moved["more"][0].device.type == "meta"
+
+
+def test_threads_of_the_step_are_not_the_loaders():
+    """What other threads do for each step also in the ceiling phase is the step's own."""
+    clock = Clock()
+    rounds, feeder = rounds_of(clock, Loader(clock))
+    figures = {"real": (2.0, 40, 1.0, 0.2), "ceiling": (1.0, 80, 0.8, 0.1)}
+    for phase, (seconds, steps, process, queued) in figures.items():
+        stretch = rounds.stretches[phase]
+        stretch.steps = steps
+        stretch.counters = {"seconds": seconds, "process": process, "process queued": queued}
+    feed = feed_of(rounds, feeder, to_device=False)
+    assert feed.other_cpu == pytest.approx((1.0 - 0.8 / 2) / 2.0)
+    assert feed.other_queued == pytest.approx((0.2 - 0.1 / 2) / 2.0)
+
+
+def test_a_step_is_compared_by_its_fastest_runs():
+    """Whatever else the machine does makes some runs longer, and none shorter."""
+    clock = Clock()
+    rounds, _ = rounds_of(clock, Loader(clock))
+    rounds.here = "whole"
+    noise = iter([0.0, 0.3, 0.2, 0.0] + [0.5, 0.1] * 20)
+    rounds._alone = lambda batch, _: (1.0 if batch == "whole" else 0.5) + next(noise)
+    assert rounds.follow("half", 0.1) == pytest.approx(0.5)
+
+
+def test_kept_batches_go_with_the_rounds():
+    """Nothing holds them in a circle: memory may be what the job lacks."""
+    clock = Clock()
+    rounds, _ = rounds_of(clock, Loader(clock))
+    rounds.warm_up()
+    kept = weakref.ref(rounds.kept[0])
+    gc.disable()
+    try:
+        del rounds, _
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_one_pause_of_the_collector_is_no_rate():
+    """The longest may have fallen into the time by chance; many pauses are told."""
+    ceiling = SimpleNamespace(counters={}, probe=Probe())
+    shares = []
+    for all_s, longest_s in ((0.2, 0.2), (0.4, 0.02)):
+        probe = Probe()
+        probe.collecting_s, probe.longest_s = all_s, longest_s
+        real = SimpleNamespace(counters={"seconds": 1.0}, probe=probe)
+        host = host_of({"real": real, "ceiling": ceiling}, cores=4, available=None)
+        shares.append(host.collecting)
+    assert shares == pytest.approx([0.0, 0.38])
