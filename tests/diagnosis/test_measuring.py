@@ -359,3 +359,23 @@ def test_one_pause_of_the_collector_is_no_rate():
         host = host_of({"real": real, "ceiling": ceiling}, cores=4, available=None)
         shares.append(host.collecting)
     assert shares == pytest.approx([0.0, 0.38])
+
+
+def test_workers_of_short_epochs_are_counted_while_they_live():
+    """Counters begin anew with the workers of each epoch; what passed between looks is kept."""
+    clock = Clock()
+    loader = Loader(clock, wait_s=0.03, length=20, workers=1)
+    rounds, _ = rounds_of(clock, loader)
+    began = [0.0, 0]
+
+    def look(_):
+        if began[1] != loader.epochs:
+            began[:] = clock.now, loader.epochs
+        return {"seconds": clock.now, "worker 0 cpu": 0.9 * (clock.now - began[0])}
+
+    rounds._run.look = look
+    rounds.warm_up()
+    rounds.once(10.0, backwards=False)
+    assert loader.epochs > 3
+    counters = rounds.stretches["real"].counters
+    assert counters["worker 0 cpu"] / counters["seconds"] == pytest.approx(0.9, rel=0.05)

@@ -35,6 +35,8 @@ _MOST: Final = 400
 _PARTS: Final = {"ceiling": 0.2, "cached": 0.2, "real": 0.6}
 # How often two batches are compared.
 _PAIRS: Final = 9
+# Counters are looked at this often, since those of workers end with an epoch.
+_LOOK_S: Final = 0.1
 # A wait longer than this part of a step says that nothing lies ready any more.
 _EMPTY: Final = 0.25
 
@@ -118,25 +120,39 @@ class Rounds:
         self._settle(phase, give, seconds)
         run.synchronize()
         self._counts = True
-        before = self._look()
+        before, looked = self._look(), clock()
         with stretch.probe:
             begin, waited, paused, steps = clock(), 0.0, 0.0, 0
             while steps < _LEAST or (clock() - begin - paused < seconds and steps < _MOST):
+                fresh = False
                 for _ in range(max(1, self._feeder.count)):  # whole turns: each worker as often
                     wait_s, pause_s, batch = give()
                     stepped = clock()
                     run.step(batch)
                     if pause_s:  # a step without a wait is no step of this phase
-                        paused += pause_s + clock() - stepped
+                        paused, fresh = paused + pause_s + clock() - stepped, True
                     else:
                         waited, steps = waited + wait_s, steps + 1
+                if fresh or clock() - looked > _LOOK_S:
+                    begun = clock()
+                    # Workers of a new epoch are others: what those before did since is not known.
+                    before = self._passed(stretch.counters, None if fresh else before)
+                    looked = clock()
+                    paused += looked - begun
             run.synchronize()
             took = clock() - begin - paused
         self._counts = False
-        add_passed(stretch.counters, before, self._look())
+        self._passed(stretch.counters, before)
         stretch.seconds.append(took / steps)
         stretch.waited.append(waited / steps)
         stretch.steps += steps
+
+    def _passed(self, sums: Counters, before: Counters | None) -> Counters:
+        """Add what passed since a look, if there is one; return the look that was taken now."""
+        now = self._look()
+        if before is not None:
+            add_passed(sums, before, now)
+        return now
 
     def _look(self) -> Counters:
         return {**self._run.look(self._feeder.pids), **self._feeder.counters()}

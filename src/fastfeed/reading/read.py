@@ -269,7 +269,8 @@ def _verify(
         i, j = np.argwhere(recorded)[wrong][0].tolist()
         error = ChecksumError(
             "the shard holds other bytes than were written",
-            way_out="Copy or build the shard again (`fastfeed-shard verify` lists what is bad)",
+            way_out="Copy or build the shard again, and its index with it: either may be damaged "
+            "(`fastfeed-shard verify` lists what is bad)",
             field=fields[j],
             offset=int(part.cells[i, j, _OFFSET]),
         )
