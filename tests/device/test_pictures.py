@@ -232,6 +232,21 @@ def test_a_broken_picture_is_substituted(broken, use_decoder, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_a_stray_marker_is_for_the_cpu(tmp_path, use_decoder, workers):
+    """Engines decode past it to garbage, so workers never send such a file."""
+    use_decoder(FakeDecoder())
+    samples = [{"jpg": jpeg(i), "cls": str(i).encode()} for i in range(8)]
+    damaged = bytearray(samples[5]["jpg"])
+    damaged[-200:-198] = b"\xff\xc4"
+    samples[5]["jpg"] = bytes(damaged)
+    stray = write(tmp_path / "stray-000000.tar", samples)
+    dataset = ff.ShardDataset(str(stray), LABELLED, on_error="skip")
+    loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=workers)
+    list(loader)
+    assert loader.snapshot().refused == 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_whole_batch_of_broken_pictures_is_passed_over(tmp_path, use_decoder, workers):
     """If nothing is left of a batch the next one comes."""
     samples = [{"jpg": jpeg(i), "cls": str(i).encode()} for i in range(8)]

@@ -10,7 +10,7 @@ import numpy as np
 from fastfeed.decoding import turbojpeg
 from fastfeed.decoding.exif import jpeg_orientation, stored_box
 from fastfeed.decoding.jpeg_header import is_complete, is_jpeg
-from fastfeed.decoding.jpeg_kind import read_kind
+from fastfeed.decoding.jpeg_kind import is_regular, read_kind
 from fastfeed.decoding.raw_picture import is_raw, view_raw
 from fastfeed.decoding.window import Box
 
@@ -68,7 +68,7 @@ def defer_image(  # noqa: PLR0911 - each is a reason why the CPU decodes it
         return None
     if is_raw(data):
         return _defer_raw(data, field, window_of)
-    if side.supports is None or not is_jpeg(data) or not is_complete(data):
+    if side.supports is None or not is_jpeg(data):
         return None
     if turbojpeg.shared_library() is None:
         return None
@@ -78,6 +78,9 @@ def defer_image(  # noqa: PLR0911 - each is a reason why the CPU decodes it
     height, width = header.height, header.width
     kind = read_kind(data)
     if kind is None or not side.supports(kind) or height * width > field.max_pixels:
+        return None
+    # Engines decode past a stray marker, and nobody would know.
+    if not (is_regular(data, kind) if kind.has_one_scan else is_complete(data)):
         return None
     orientation = jpeg_orientation(data) if field.exif == "apply" else 1
     displayed = (width, height) if orientation >= 5 else (height, width)
