@@ -7,6 +7,8 @@ import importlib.util
 import io
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from fastfeed.device.decoders.check import (
     pack,
     text_sample,
 )
-from fastfeed.device.decoders.choose import SUPPORTS
+from fastfeed.device.decoders.choose import OVERLAPS, SUPPORTS
 from fastfeed.device.decoders.dali import DaliDecoder
 from fastfeed.device.decoders.nvimagecodec import NvimagecodecDecoder
 from fastfeed.device.decoders.nvjpeg import NvjpegDecoder
@@ -143,6 +145,43 @@ def test_engines_decode_a_batch(photos, gray):
     decoder.close()
     decoder.close()
     assert library.handles == 0
+
+
+@pytest.mark.parametrize(("queues", "expected"), [("32", True), ("31", False), ("8", False)])
+def test_two_decoders_want_a_queue_for_each_stream(monkeypatch, queues, expected):
+    """With fewer queues than both have streams, they would wait for each other in them."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", queues)
+    assert OVERLAPS["nvjpeg"]() is expected
+
+
+def test_engines_are_called_one_at_a_time(photos):
+    """Two calls at once hung on a real GPU: decoders wait for each other, and say how long."""
+    inside, entered, go_on = [], threading.Event(), threading.Event()
+
+    class Slow(FakeLibrary):
+        def nvjpegDecodeBatched(self, *about):
+            inside.append(1)
+            assert len(inside) == 1
+            entered.set()
+            assert go_on.wait(60)
+            try:
+                return super().nvjpegDecodeBatched(*about)
+            finally:
+                inside.pop()
+
+    decoders = [NvjpegDecoder(CPU, library=Slow()) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(decoders[0].decode, pack(photos, gray=False))
+        assert entered.wait(60)
+        second = pool.submit(decoders[1].decode, pack(photos, gray=False))
+        go_on.set()
+        done = [first.result(), second.result()]
+    for decoded in done:
+        assert all(picture is not None for picture in decoded.pictures)
+        assert decoded.held_s > 0
+        assert decoded.waited_s >= 0
+    for decoder in decoders:
+        decoder.close()
 
 
 @pytest.mark.parametrize(("queues", "flags"), [("32", 0b100000), ("8", 0b100001), ("?", 0b100001)])

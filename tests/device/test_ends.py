@@ -117,10 +117,10 @@ def test_a_slot_goes_back_when_its_copy_is_done(fake_device, monkeypatch, sample
     lent = []
     next_one = device_pool.DevicePool._next
 
-    def watches(self, *, idle):
-        if idle:  # no copy is under way
+    def watches(self, walk):
+        if not walk.under_way:
             lent.append(sum(worker.lender.lent for worker in self._inner._workers))
-        return next_one(self, idle=idle)
+        return next_one(self, walk)
 
     monkeypatch.setattr(device_pool.DevicePool, "_next", watches)
     loader = ff.DataLoader(samples(), batch_size=4, num_workers=1, device="cuda")

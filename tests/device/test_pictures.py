@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -334,11 +335,11 @@ def test_iterators_share_the_decoder_in_turns(mixed, use_decoder, monkeypatch):
 
     class Watched(FakeDecoder):
         def decode(self, encoded):
-            locked.append(loader._device_path._turns.locked())
+            locked.append(loader._device_path._lanes[0].turns.locked())
             return super().decode(encoded)
 
     def cut(*about, **how):
-        locked.append(loader._device_path._turns.locked())
+        locked.append(loader._device_path._lanes[0].turns.locked())
         cut_into(*about, **how)
 
     use_decoder(Watched())
@@ -349,6 +350,59 @@ def test_iterators_share_the_decoder_in_turns(mixed, use_decoder, monkeypatch):
         assert one["y"].tolist() == other["y"].tolist()
     assert locked
     assert all(locked)
+
+
+@pytest.fixture
+def two_lanes(monkeypatch, use_decoder):
+    """A function that makes two decoders those of two lanes."""
+
+    def use(first, second):
+        monkeypatch.setattr("fastfeed.device.path.OVERLAPS", {"fake": lambda: True})
+        monkeypatch.setattr("fastfeed.device.path.MAKERS", {"fake": lambda _: second()})
+        return use_decoder(first)
+
+    return use
+
+
+def test_a_batch_is_got_ready_while_another_is_decoded(mixed, two_lanes):
+    """Two lanes are at work at the same time, and batches come in order all the same."""
+    both = threading.Barrier(2, timeout=60)
+
+    class Meets(FakeDecoder):
+        def decode(self, encoded):
+            if not self.calls:
+                both.wait()  # neither goes on before the other has begun
+            return super().decode(encoded)
+
+    two_lanes(Meets(), Meets)
+    theirs, _ = collect(mixed, fields())
+    ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
+    same(ours, theirs, levels=1)
+    assert not both.broken
+
+
+def test_a_second_lane_that_does_not_start_is_done_without(mixed, two_lanes, caplog):
+    """Where the device has no room for another decoder, one does all the work."""
+
+    def refuses():
+        raise OptionError("nvJPEG does not start: its status is 5")
+
+    first = two_lanes(FakeDecoder(), refuses)
+    theirs, _ = collect(mixed, fields())
+    with caplog.at_level("INFO", "fastfeed"):
+        ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
+    same(ours, theirs, levels=1)
+    assert first.calls
+    assert "its status is 5" in caplog.text
+
+
+def test_both_lanes_lose_their_decoders_once(mixed, two_lanes, caplog):
+    """What breaks in both is said once, and the CPU goes on."""
+    two_lanes(FakeDecoder(raises=True), lambda: FakeDecoder(raises=True))
+    theirs, _ = collect(mixed, fields())
+    ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
+    same(ours, theirs, levels=0)
+    assert caplog.text.count("is given up") == 1
 
 
 def test_static_output_takes_gray_pictures_of_either_side(tmp_path, use_decoder):

@@ -94,13 +94,25 @@ def test_what_was_timed_while_memory_was_pinned_teaches_nothing():
     """The split hears of typical batches only, and each one's waits are its own."""
     heard = []
     share = Share(SimpleNamespace(share=0.25, observe=heard.append))
-    moved = SimpleNamespace(seconds=0.01)
+    moved = SimpleNamespace(seconds=0.01, held_s=0.0)
     for number, is_typical in enumerate((False, True)):
         assert share.ask(0, number, samples=8) == 0.25
         report = FeedReport(steps_s={"decode": 0.5}, deferred=2)
         result = SimpleNamespace(generation=0, number=number, report=report, busy_s=1.0)
         share.delivered(result, moved, is_typical=is_typical)
     assert [(one.share, one.decoded, one.stage_s) for one in heard] == [(0.25, 6, 0.01)]
+
+
+@pytest.mark.parametrize(("held_s", "pace_s"), [(0.0, 0.01), (0.016, 0.016)])
+def test_lanes_bring_batches_at_the_pace_of_what_they_share(held_s, pace_s):
+    """Two of them need half of a batch's time each, but for what one at a time may have."""
+    heard = []
+    share = Share(SimpleNamespace(share=0.25, observe=heard.append), lanes=2)
+    share.ask(0, 0, samples=8)
+    result = SimpleNamespace(generation=0, number=0, report=FeedReport(), busy_s=1.0)
+    moved = SimpleNamespace(seconds=0.02, held_s=held_s)
+    share.delivered(result, moved, is_typical=True)
+    assert [one.stage_s for one in heard] == [pace_s]
 
 
 def test_copies_end_at_borders():

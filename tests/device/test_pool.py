@@ -62,7 +62,7 @@ def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch, samples, 
 def test_a_dead_stage_is_noticed(fake_device, monkeypatch, samples):
     """A loop that waits for a thread that is gone gets an error, not silence."""
     monkeypatch.setattr(device_pool, "_LOOK_S", 0.01)
-    monkeypatch.setattr(device_pool.DevicePool, "_stage_all", lambda self: None)
+    monkeypatch.setattr(device_pool.DevicePool, "_stage_all", lambda *_: None)
     loader = iter(ff.DataLoader(samples(8), batch_size=4, num_workers=1, device="cuda"))
     with pytest.raises(DeviceError, match="has ended"):
         next(loader)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _MODULE = "fastfeed_bench.systems.h2d"
 _SAMPLE = 128 << 10
 _MIB = (1, 4, 16, 64, 256)
-_QUICK_MIB = (4, 64)
+_QUICK_MIB = (16, 64)
 # The first is taken where nothing is tuned: it takes many to copy together what a link carries.
 _WORKERS = ({"workers": 14}, {"workers": 8}, {"workers": 4})
 # A pass moves this much, within the limits of what is worth waiting for.

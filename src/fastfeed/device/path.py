@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastfeed.collating.fetch import has_own_fetcher
 from fastfeed.decoding.compile import compile_fields, without_normalize
 from fastfeed.decoding.defer import DeviceSide
-from fastfeed.device.decoders.choose import SUPPORTS, choose
+from fastfeed.device.decoders.choose import MAKERS, OVERLAPS, SUPPORTS, choose
 from fastfeed.device.device import open_device, pci_address
 from fastfeed.device.mover import Mover
 from fastfeed.device.output import Output
@@ -20,7 +20,7 @@ from fastfeed.device.pool import DevicePool
 from fastfeed.device.repair import CpuRepair
 from fastfeed.device.share import Share
 from fastfeed.device.stage import Stage
-from fastfeed.errors import OptionError
+from fastfeed.errors import FastfeedError, OptionError
 from fastfeed.fields import Image
 from fastfeed.options import parse_size
 from fastfeed.stats import DeviceFacts
@@ -28,7 +28,7 @@ from fastfeed.topology import local_rank, memlock_limit, memory_limit, pinned_bu
 from fastfeed.tuner.split import SplitTuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fastfeed.arrival import Pool
     from fastfeed.collating.fetch import Source
@@ -89,6 +89,16 @@ class DeviceOptions:
                     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """A stream of the device, and the decoder that works on it."""
+
+    device: Device
+    decoder: PictureDecoder | None
+    turns: threading.Lock = field(default_factory=threading.Lock)
+    """Two iterators may be alive, and share the decoder."""
+
+
 def _decodes_itself(source: Source) -> bool:
     """Say whether batches are made of shards with nothing of the user's between."""
     return has_own_fetcher(source) and source.dataset.transform is None
@@ -102,7 +112,6 @@ class DevicePath:
         self._source = source
         self.side: DeviceSide | None = None
         self.decoder: PictureDecoder | None = None
-        self._turns = threading.Lock()  # two iterators may be alive, and there is one decoder
         self.pinner: Pinner | None = None
         """Of the last iterator."""
         self.rejected: tuple[tuple[str, str], ...] = ()
@@ -118,6 +127,7 @@ class DevicePath:
                 way_out="It decodes the Image fields of a ShardDataset that have one size, where "
                 "there is no transform= and no collate_fn; leave decode= out otherwise",
             )
+        self._lanes = [_Lane(self.device, self.decoder), *self._second_lane()]
         start, fixed = self._start(options.decode)
         self.tuner = SplitTuner(max(1, options.workers), start, fixed=fixed)
         self.output = Output(
@@ -151,6 +161,17 @@ class DevicePath:
                 )
             log.info("pictures are decoded on the CPU alone; of the GPU's decoders: %s", why)
 
+    def _second_lane(self) -> Iterator[_Lane]:
+        """Yield a lane more, if batches can be got ready there while the decoder is busy."""
+        overlaps = None if self.decoder is None else OVERLAPS.get(self.decoder.name)
+        if self.decoder is None or overlaps is None or not overlaps():
+            return
+        try:
+            device = open_device(self.device.target)
+            yield _Lane(device, MAKERS[self.decoder.name](device.target))
+        except FastfeedError as error:
+            log.info("pictures are decoded in one lane, a second one does not start: %s", error)
+
     def _start(self, decode: Decode | float) -> tuple[float, bool]:
         """Return the first share, and whether it stays."""
         if self.side is None or decode in {"cpu", 0}:
@@ -168,20 +189,21 @@ class DevicePath:
             return None
         return place_workers(address, environment=os.environ)
 
-    def stage(self, pinner: Pinner | None = None) -> Stage:
+    def _stage(self, lane: _Lane, pinner: Pinner | None = None) -> Stage:
         """Return what moves batches; for one thread."""
-        repair = None if self.side is None else CpuRepair(self._source.dataset, self.side)
         return Stage(
-            self.device,
+            lane.device,
             pinner=pinner,
-            decoder=self.decoder,
-            repair=repair,
-            turns=self._turns,
+            decoder=None if self.decoder is None else lane.decoder,
+            repair=None if self.side is None else CpuRepair(self._source.dataset, self.side),
+            turns=lane.turns,
             lost=self._lose_decoder,
         )
 
     def _lose_decoder(self, why: str) -> None:
         """Go on with the CPU alone."""
+        if self.decoder is None:  # the other lane's was lost before
+            return
         log.warning("the GPU's decoder is given up, pictures are decoded on the CPU: %s", why)
         self.rejected = (*self.rejected, (why.partition(":")[0], why))
         self.decoder = None
@@ -201,7 +223,7 @@ class DevicePath:
 
     def mover(self) -> Mover:
         """Return what moves batches one by one, for a loop without workers."""
-        return Mover(self.stage(), self.output, self.tuner)
+        return Mover(self._stage(self._lanes[0]), self.output, self.tuner)
 
     def pool(self, workers: Pool, *, prefetch: int) -> DevicePool:
         """Return the workers with a stage behind them."""
@@ -209,5 +231,6 @@ class DevicePath:
         self.pinner = Pinner(
             self.device, budget=self.pinned.nbytes, batches=prefetch + 2, regions=workers.most
         )
-        stage = self.stage(self.pinner)
-        return DevicePool(workers, stage, self.output, Share(self.tuner), prefetch=prefetch)
+        stages = [self._stage(lane, self.pinner) for lane in self._lanes]
+        share = Share(self.tuner, lanes=len(stages))
+        return DevicePool(workers, stages, self.output, share, prefetch=prefetch)

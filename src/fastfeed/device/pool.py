@@ -1,10 +1,11 @@
-"""Workers whose batches go to a device: a pool in front of a pool, with two threads of its own.
+"""Workers whose batches go to a device: a pool in front of a pool, with threads of its own.
 
-One thread receives what the workers send, the other moves batches to the device a few ahead of the
-loop (`Stage`). The loop sends jobs and takes results as from any pool. Success: every result comes
-through, and its batch is on the device when it is opened. Failure: what a batch's move raised is
-raised when its turn comes; a dead worker is raised by `receive`, as ever. Cancellation: `close`
-ends both threads before the workers, and waits for no more than the copy that is under way.
+One thread receives what the workers send, one or two move batches to the device a few ahead of the
+loop, each by its own `Stage`. The loop sends jobs and takes results as from any pool. Success:
+every result comes through, and its batch is on the device when it is opened. Failure: what a
+batch's move raised is raised when its turn comes; a dead worker is raised by `receive`, as ever.
+Cancellation: `close` ends the threads before the workers, and waits for no more than the copies
+that are under way.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.device.arrival import DeviceArrival, State
@@ -24,7 +25,7 @@ from fastfeed.policy import FeedReport
 from fastfeed.stats import StageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from fastfeed.arrival import Ask, Opened, Pool
@@ -37,19 +38,32 @@ AHEAD = 3
 """Batches that wait on the device at the most; one that the loop wants goes there in any case."""
 # Copies under way at a time: one more than one, so that the link never waits for the host.
 _UNDER_WAY = 2
-# Seconds between two looks whether the staging thread still lives.
+# Seconds between two looks whether the staging threads still live.
 _LOOK_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    """What one staging thread has in hand, and what it waited for since its last batch."""
+
+    stage: Stage
+    under_way: deque[tuple[Mark, Any]] = field(default_factory=deque)
+    """For each batch when it is complete, and the host memory that is read until then."""
+    starved_s: float = 0.0
+    full_s: float = 0.0
+    copying_s: float = 0.0
 
 
 class DevicePool:
     """Workers of either kind, with a stage behind them."""
 
     def __init__(
-        self, inner: Pool, stage: Stage, output: Output, share: Share, *, prefetch: int
+        self, inner: Pool, stages: Sequence[Stage], output: Output, share: Share, *, prefetch: int
     ) -> None:
+        """`stages` work side by side; their copies are from the same pinned memory."""
         self._pid = os.getpid()
         self._inner = inner
-        self._stage = stage
+        self._pinner = stages[0].pinner
         self._output = output
         self._share = share
         self._prefetch = prefetch
@@ -58,17 +72,22 @@ class DevicePool:
         self._change = threading.Condition()
         self._waiting: dict[int, DeviceArrival] = {}  # arrived, by identity
         self._wanted: DeviceArrival | None = None
-        self._staged = 0
+        self._staged = 0  # or on the way there
         self._ending = False
         self._move_one = DevicePool._move  # of the class: a pool must not hold itself
-        self._starved_s = self._full_s = self._copying_s = 0.0
+        self._copies = max(1, _UNDER_WAY // len(stages))  # under way, of each
         inner.watch_for_interrupts()
         self._receiver = threading.Thread(
             target=self._receive_all, name="fastfeed-receive", daemon=True
         )
-        self._stager = threading.Thread(target=self._stage_all, name="fastfeed-stage", daemon=True)
-        self._receiver.start()
-        self._stager.start()
+        self._stagers = [
+            threading.Thread(
+                target=self._stage_all, args=(_Walk(stage),), name="fastfeed-stage", daemon=True
+            )
+            for stage in stages
+        ]
+        for thread in (self._receiver, *self._stagers):
+            thread.start()
 
     # What the loop asks for
 
@@ -158,8 +177,8 @@ class DevicePool:
         """End the threads, then the workers; does nothing the second time."""
         if os.getpid() != self._pid:  # a fork has neither our threads nor our device
             return
-        pinner = self._stage.pinner
-        own = {self._receiver, self._stager, None if pinner is None else pinner.thread}
+        pinner = self._pinner
+        own = {self._receiver, *self._stagers, None if pinner is None else pinner.thread}
         if threading.current_thread() in own:
             # The garbage collector has ended the iterator here. No thread can wait for itself.
             threading.Thread(target=self.close, kwargs=grace, name="fastfeed-close").start()
@@ -171,7 +190,7 @@ class DevicePool:
             self._change.notify_all()
         if not self._inner.closed:
             self._inner.interrupt()
-        for thread in (self._receiver, self._stager):
+        for thread in (self._receiver, *self._stagers):
             thread.join()
         self._waiting.clear()
         self._inner.close(**grace)
@@ -192,9 +211,9 @@ class DevicePool:
 
     def _wait(self, arrival: DeviceArrival) -> None:
         while not arrival.staged.wait(_LOOK_S):
-            if not self._stager.is_alive():
+            if not all(thread.is_alive() for thread in self._stagers):
                 raise DeviceError(
-                    "the thread that moves batches to the device has ended",
+                    "a thread that moves batches to the device has ended",
                     way_out="Make a new iterator",
                 )
 
@@ -254,65 +273,68 @@ class DevicePool:
             self._failure = error
         self._results.put(None)
 
-    def _stage_all(self) -> None:
+    def _stage_all(self, walk: _Walk) -> None:
         """Move batches to the device, the first in the loop's order first."""
-        self._stage.device.enter_thread()
-        under_way: deque[tuple[Mark, Any]] = deque()
-        while self._stage_one(under_way):
+        walk.stage.device.enter_thread()
+        while self._stage_one(walk):
             pass
 
-    def _stage_one(self, under_way: deque[tuple[Mark, Any]]) -> bool:
+    def _stage_one(self, walk: _Walk) -> bool:
         """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
 
-        `under_way` has for each batch when it is complete, and the host memory that is read until
-        then. Names here end with each call: one that lived on would keep its slot lent.
+        Names here end with each call: one that lived on would keep its slot lent.
         """
-        arrival = self._next(idle=not under_way)
+        under_way = walk.under_way
+        arrival = self._next(walk)
         if arrival is None and not under_way:
             return False
-        begun = None if arrival is None else self._move_one(self, arrival)
+        begun = None if arrival is None else self._move_one(self, arrival, walk)
         if begun is not None:
             under_way.append(begun)
-        if under_way and (arrival is None or len(under_way) >= _UNDER_WAY):
+        if under_way and (arrival is None or len(under_way) >= self._copies):
             mark, _held = under_way.popleft()  # only after the wait may the slot go back
             started = time.perf_counter()
             _finish(mark)
-            self._copying_s += time.perf_counter() - started
+            walk.copying_s += time.perf_counter() - started
         return True
 
-    def _next(self, *, idle: bool) -> DeviceArrival | None:
-        """Return the batch to move next; None if there is none now, or if `idle`, at the end."""
+    def _next(self, walk: _Walk) -> DeviceArrival | None:
+        """Return the batch to move next; None if there is none now, or at the end.
+
+        With copies under way it does not wait for one.
+        """
         with self._change:
             while not self._ending:
                 wanted, self._wanted = self._wanted, None
-                if wanted is not None and id(wanted) in self._waiting:
-                    return self._waiting.pop(id(wanted))
-                if self._waiting and self._staged < AHEAD:
+                first = wanted if id(wanted) in self._waiting else None
+                if first is None and self._waiting and self._staged < AHEAD:
                     first = min(self._waiting.values(), key=lambda one: one.result.number)
+                if first is not None:
+                    self._staged += 1
                     return self._waiting.pop(id(first))
-                if not idle:
+                if walk.under_way:
                     return None
                 started, full = time.perf_counter(), bool(self._waiting)
                 self._change.wait()
                 waited_s = time.perf_counter() - started
                 if full:
-                    self._full_s += waited_s
+                    walk.full_s += waited_s
                 else:
-                    self._starved_s += waited_s
+                    walk.starved_s += waited_s
         return None
 
-    def _move(self, arrival: DeviceArrival) -> tuple[Mark, Any] | None:
+    def _move(self, arrival: DeviceArrival, walk: _Walk) -> tuple[Mark, Any] | None:
         """Begin to move one batch; what fails is kept for its turn."""
         begun: tuple[Mark, Any] | None = None
         started = time.perf_counter()
         try:
             opened = arrival.inner.open(prefetch=self._prefetch)
-            region, pinner = arrival.region, self._stage.pinner
+            region, pinner = arrival.region, self._pinner
             if region is not None and pinner is not None:
                 stop = max((extent[1] for extent in arrival.result.extents), default=0)
                 pinner.use(region, stop)
             arrival.is_typical = pinner is None or not pinner.is_behind
-            moved = self._stage.move(opened.batch)
+            moved = walk.stage.move(opened.batch)
             if isinstance(arrival.report, FeedReport):
                 arrival.report.take_in(moved.report)
             arrival.opened = opened._replace(batch=None)
@@ -321,17 +343,17 @@ class DevicePool:
         except EmptyBatchError:
             arrival.skipped = True
             if isinstance(arrival.report, FeedReport):
-                arrival.report.take_in(self._stage.take_report())
+                arrival.report.take_in(walk.stage.take_report())
         except BaseException as error:  # noqa: BLE001 - it is raised in the loop
             arrival.raised = error
         busy_s = time.perf_counter() - started
-        arrival.stage = StageTimes(started, busy_s, self._starved_s, self._full_s, self._copying_s)
-        self._starved_s = self._full_s = self._copying_s = 0.0
+        waited_s = walk.starved_s, walk.full_s, walk.copying_s
+        arrival.stage = StageTimes(started, busy_s, *waited_s)
+        walk.starved_s = walk.full_s = walk.copying_s = 0.0
         with self._change:
-            if arrival.state is State.ARRIVED:
-                # What failed takes no place there, and nobody comes for it.
-                arrival.state = State.TAKEN if begun is None else State.STAGED
-                self._staged += begun is not None
+            arrival.state = State.STAGED
+        if begun is None:  # what failed takes no place there, and nobody comes for it
+            self._leave(arrival)
         arrival.staged.set()
         return begun
 

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 class Share:
     """What each batch is told when it is asked for; used by the consumer's thread."""
 
-    def __init__(self, tuner: SplitTuner) -> None:
+    def __init__(self, tuner: SplitTuner, *, lanes: int = 1) -> None:
+        """So many `lanes` bring batches to the device side by side."""
         self._tuner = tuner
+        self._lanes = lanes
         self._asked: dict[tuple[int, int], tuple[float, int]] = {}
         self._wait_s = self._step_s = 0.0
         self._delivered_at: float | None = None
@@ -59,7 +61,8 @@ class Share:
                     defer_s=defer_s,
                     deferred=report.deferred,
                     other_s=max(0.0, result.busy_s - decode_s - defer_s),
-                    stage_s=moved.seconds,
+                    # After which the next batch could follow.
+                    stage_s=max(moved.held_s, moved.seconds / self._lanes),
                     wait_s=self._wait_s,
                     step_s=self._step_s,
                 )

@@ -69,7 +69,9 @@ class Moved:
     held: Any
     """What of the host the copies read: to be kept until then."""
     seconds: float
-    """What the host spent."""
+    """What the host spent, without waiting for another batch."""
+    held_s: float
+    """The part of it in which no other batch could be decoded."""
     report: FeedReport
     """Bad samples, and what the decoder failed at."""
 
@@ -97,6 +99,7 @@ class Stage:
         self._turns = threading.Lock() if turns is None else turns
         self._repair = repair
         self._lost = lost
+        self._waited_s = self._held_s = 0.0
 
     def move(self, batch: Any) -> Moved:
         """Give the device all its work for a batch; DeviceError if it fails.
@@ -104,6 +107,7 @@ class Stage:
         Bad pictures come to the data set's policy, which may raise what is wrong with them.
         """
         started = time.perf_counter()
+        self._waited_s = self._held_s = 0.0
         with self.device.work():
             transfer = Transfer(self.device, self.pinner)
             failed: dict[int, tuple[int, int]] = {}
@@ -122,9 +126,9 @@ class Stage:
             moved = map_leaves(batch, change)
             report = self._mend(moved, failed, transfer) if failed else FeedReport()
             mark = self.device.mark()
-        seconds = time.perf_counter() - started
+        seconds = time.perf_counter() - started - self._waited_s
         report.steps_s["device"] = seconds
-        return Moved(moved, transfer.sent, mark, held, seconds, report)
+        return Moved(moved, transfer.sent, mark, held, seconds, self._held_s, report)
 
     def take_report(self) -> FeedReport:
         """Return what the repair of a batch met of which nothing was left."""
@@ -201,6 +205,8 @@ class Stage:
                 if decoded is None:
                     failed += some.tolist()
                     continue
+                self._waited_s += decoded.waited_s
+                self._held_s += decoded.held_s
                 good, sources = _good_ones(decoded)
                 places = pictures.left.numpy()[some[good]]
                 cut_into(rows, places, sources, cuts[some[good]], whole=decoded.whole)

@@ -36,6 +36,9 @@ SUPPORTS: Final[Mapping[str, Callable[[Kind], bool]]] = {
 }
 """What workers ask by the name of the decoder that the trainer chose."""
 
+OVERLAPS: Final[Mapping[str, Callable[[], bool]]] = {"nvjpeg": nvjpeg.overlaps}
+"""Whether one decoder's pictures are got ready, and cut, while another one decodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:

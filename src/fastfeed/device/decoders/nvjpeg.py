@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,12 +46,19 @@ _MOST_BAD: Final = 3
 _NEAR: Final = 9
 # So that a batch a little larger than the last does not allocate anew.
 _ROOM: Final = 1.25
+# Two calls under way at once hung on a GPU that trains.
+_one_call = threading.Lock()
 
 
 def supports(kind: Kind) -> bool:
     """Say whether the engines decode this kind; asked by workers, so no GPU is needed."""
     whole = kind.is_common and kind.has_one_scan
     return whole and kind.subsampling in SUPPORTS
+
+
+def overlaps() -> bool:
+    """Say whether a second decoder gains anything: if there are queues for the streams of both."""
+    return gpu_queues() >= 2 * _QUEUES_OF_PIPELINE
 
 
 class NvjpegDecoder:
@@ -69,6 +78,7 @@ class NvjpegDecoder:
         self._handle, self._state = ctypes.c_void_p(), ctypes.c_void_p()
         self._prepared: tuple[int, int] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        self._waited_s = self._held_s = 0.0
         flags = _INTERPOLATE
         if gpu_queues() < _QUEUES_OF_PIPELINE:
             flags |= _NO_PIPELINE
@@ -93,8 +103,8 @@ class NvjpegDecoder:
         places = lay_out(encoded.shapes, encoded.channels)
         good = np.zeros(len(encoded), np.bool_)
         waiting = np.arange(len(encoded), dtype=np.int64)
+        self._waited_s = self._held_s = 0.0
         with self._on_device():
-            settle(self.device)  # what reads the pictures of the last call is done
             self._reserve(places.nbytes)
             for _ in range(_MOST_BAD):
                 if not len(waiting):
@@ -106,7 +116,8 @@ class NvjpegDecoder:
                 if status not in _ABOUT_A_PICTURE:
                     raise DeviceError(f"nvJPEG fails with status {status}")
                 waiting = self._without_bad(encoded, places, waiting, verdict, good)
-        return Decoded(Planes(places, self._memory, good), whole=True)
+        pictures = Planes(places, self._memory, good)
+        return Decoded(pictures, whole=True, waited_s=self._waited_s, held_s=self._held_s)
 
     def close(self) -> None:
         """Give back what the library holds, once nothing on the device uses it."""
@@ -148,10 +159,15 @@ class NvjpegDecoder:
         some = places.some(chosen)
         marks = Marks(some, self.device)
         marks.put(self._memory)
-        settle(self.device)  # the engines would write before the marks are there
-        status = self._call(encoded, some, chosen)
-        # Two calls under way at once hung on a GPU that trains; this also lets the arrays go.
+        # The engines would write before the marks are there, or while the last pictures are read.
         settle(self.device)
+        asked = time.perf_counter()
+        with _one_call:
+            began = time.perf_counter()
+            status = self._call(encoded, some, chosen)
+            settle(self.device)  # also lets the arrays go
+            self._held_s += time.perf_counter() - began
+        self._waited_s += began - asked
         return status, marks.read(self._memory)
 
     def _call(self, encoded: Encoded, places: Places, chosen: NDArray[np.int64]) -> int:

@@ -73,6 +73,10 @@ class Decoded:
     """Uint8 [channels, height, width] on the device, any strides; None where decoding failed."""
     whole: bool
     """Whether they are whole pictures; otherwise each is exactly its box."""
+    waited_s: float = 0.0
+    """Seconds for which another decoder had what there is once."""
+    held_s: float = 0.0
+    """Seconds for which this one had it."""
 
 
 class PictureDecoder(Protocol):
