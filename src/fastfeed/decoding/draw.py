@@ -6,6 +6,7 @@ import struct
 from hashlib import blake2b
 
 _BLOCK = struct.Struct("<8Q")
+_WORD = (1 << 128) - 1
 _MANTISSA = 1.0 / (1 << 53)
 
 
@@ -18,8 +19,9 @@ class Draw:
     __slots__ = ("_block", "_key", "_left", "_next")
 
     def __init__(self, draw: tuple[int, int, int], stream: str) -> None:
-        words = b"".join((word & ((1 << 128) - 1)).to_bytes(16, "little") for word in draw)
-        self._key = words + stream.encode()
+        seed, epoch, sample = draw
+        words = (seed & _WORD) | (epoch & _WORD) << 128 | (sample & _WORD) << 256
+        self._key = words.to_bytes(48, "little") + stream.encode()
         self._block = 0
         self._left: tuple[int, ...] = ()
         self._next = 0

@@ -140,7 +140,7 @@ class Keeper:
 
         def without_flip(height: int, width: int) -> Window:
             drawn[:] = [window_of(height, width)]
-            return replace(drawn[0], flip=False)
+            return drawn[0]._replace(flip=False)
 
         part = decode_part(data, field, without_flip, recipe.decoders)
         shape = (*part.window.shape, part.pixels.shape[2])
@@ -245,4 +245,4 @@ def _all(height: int, width: int) -> Window:
 
 def _result(result: NDArray[Any], window: Window) -> Part:
     """Return a finished picture as a part of which only the flip is left to do."""
-    return Part(result, replace(_all(*result.shape[:2]), flip=window.flip), 1)
+    return Part(result, _all(*result.shape[:2])._replace(flip=window.flip), 1)

@@ -8,7 +8,6 @@ exactly what the same transforms do one after the other.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from fastfeed.errors import DecodeError, OptionError
@@ -30,8 +29,7 @@ class Box(NamedTuple):
     h: int
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """One picture's geometry, in pixels of the picture as displayed."""
 
     picture: tuple[int, int]
@@ -68,13 +66,13 @@ def draw_window(transforms: Sequence[Transform], height: int, width: int, draw: 
             )
         if isinstance(transform, RandomResizedCrop):
             crop = _random_part(transform, window.crop, draw)
-            window = _resized(replace(window, crop=crop), _pair(transform.size))
+            window = _resized(window, _pair(transform.size), crop)
         elif isinstance(transform, Resize):
-            window = _resized(window, _scaled(transform.size, window.crop))
+            window = _resized(window, _scaled(transform.size, window.crop), window.crop)
         elif isinstance(transform, CenterCrop):
             window = _centre(window, _pair(transform.size))
         elif isinstance(transform, HorizontalFlip) and draw.uniform() < transform.p:
-            window = replace(window, flip=not window.flip)
+            window = window._replace(flip=not window.flip)
     return window
 
 
@@ -122,7 +120,7 @@ def same_window(window: Window, height: int, width: int) -> Window:
         max(1, min(round(window.crop.w * across), width - left)),
         max(1, min(round(window.crop.h * down), height - top)),
     )
-    return replace(window, picture=(height, width), crop=crop)
+    return window._replace(picture=(height, width), crop=crop)
 
 
 def _random_part(transform: RandomResizedCrop, part: Box, draw: Draw) -> Box:
@@ -141,8 +139,8 @@ def _random_part(transform: RandomResizedCrop, part: Box, draw: Draw) -> Box:
     return Box(part.x + (part.w - width) // 2, part.y + (part.h - height) // 2, width, height)
 
 
-def _resized(window: Window, size: tuple[int, int]) -> Window:
-    return replace(window, size=size, final=Box(0, 0, size[1], size[0]))
+def _resized(window: Window, size: tuple[int, int], crop: Box) -> Window:
+    return Window(window.picture, crop, size, Box(0, 0, size[1], size[0]), window.flip)
 
 
 def _scaled(size: int | tuple[int, int], part: Box) -> tuple[int, int]:
@@ -164,9 +162,9 @@ def _centre(window: Window, size: tuple[int, int]) -> Window:
     untouched = window.is_whole and window.size == (window.crop.h, window.crop.w)
     if untouched and not fill_x and not fill_y:  # nothing is resized: cut before decoding
         crop = Box(window.crop.x + left, window.crop.y + top, size[1], size[0])
-        return _resized(replace(window, crop=crop), size)
+        return _resized(window, size, crop)
     final = Box(window.final.x + left, window.final.y + top, size[1], size[0])
-    return replace(window, final=final)
+    return window._replace(final=final)
 
 
 def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
