@@ -96,6 +96,13 @@ class SampleDecoder:
         self.layout: Mapping[str, Row] = MappingProxyType(
             {name: row for name, row in rows.items() if row is not None}
         )
+        self._pictures = tuple(
+            (output, output.field)
+            for output in self._outputs
+            if output.name in self.layout
+            and isinstance(output.field, Image)
+            and self.layout[output.name].dtype == np.uint8
+        )
 
     def channels_last(self, name: str) -> bool:
         """Say whether an output is a picture with its channels as the last axis."""
@@ -111,13 +118,7 @@ class SampleDecoder:
     @property
     def pictures(self) -> list[str]:
         """Outputs that a device may decode: pictures whose rows have one shape, of 8 bits."""
-        return [
-            output.name
-            for output in self._outputs
-            if output.name in self.layout
-            and isinstance(output.field, Image)
-            and self.layout[output.name].dtype == np.uint8
-        ]
+        return [output.name for output, _ in self._pictures]
 
     def defer(
         self,
@@ -128,21 +129,20 @@ class SampleDecoder:
     ) -> dict[str, Deferred] | None:
         """Return a sample's `pictures` for a device to decode; None if one is not for it."""
         left: dict[str, Deferred] = {}
-        for name in self.pictures:
-            output = next(one for one in self._outputs if one.name == name)
-            there = (sources.get(one) for one in output.field.names)
+        for output, field in self._pictures:
+            there = (sources.get(name) for name in field.names)
             data = next((one for one in there if one is not None), None)
             leader = left[output.leader].window if output.leader in left else None
             if data is None or (output.leader is not None and leader is None):
                 return None
             window_of = self._window_of(output, draw, leader)
             try:
-                found = defer_image(data, cast("Image", output.field), window_of, side)
+                found = defer_image(data, field, window_of, side)
             except FastfeedError:  # the CPU says it again, with all that belongs to it
                 return None
             if found is None:
                 return None
-            left[name] = found
+            left[output.name] = found
         return left
 
     @staticmethod

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+# How a segment begins: 0xFF, its marker, and how long it is.
+_HEAD = struct.Struct(">BBH")
 _ORIENTATION = 0x0112
 # More directory entries than any camera writes; a bound for hostile files.
 _ENTRIES = 1000
@@ -19,15 +21,14 @@ _ENTRIES = 1000
 
 def jpeg_orientation(data: memoryview) -> int:
     """Return 1 to 8 from the first EXIF segment of a JPEG; 1 where there is none that is right."""
-    place = 2
-    while place + 4 <= len(data) and data[place] == 0xFF:
-        marker = data[place + 1]
+    place, last = 2, len(data) - _HEAD.size
+    while place <= last:
+        start, marker, length = _HEAD.unpack_from(data, place)
+        if start != 0xFF or marker in {0xDA, 0xD9}:
+            break
         if marker == 0xFF:  # fill bytes may stand before a marker
             place += 1
             continue
-        if marker in {0xDA, 0xD9}:
-            break
-        length = int.from_bytes(data[place + 2 : place + 4], "big")
         if marker == 0xE1 and bytes(data[place + 4 : place + 10]) == b"Exif\0\0":
             return _orientation(data[place + 10 : place + 2 + length])
         place += 2 + max(2, length)
@@ -55,10 +56,11 @@ def _orientation(block: memoryview) -> int:
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
     """Return where a box of the displayed picture (`height` x `width`) lies in the stored one."""
+    if orientation == 1:
+        return box
     x, y, w, h = box
     right, below = width - x - w, height - y - h
     return {
-        1: Box(x, y, w, h),
         2: Box(right, y, w, h),
         3: Box(right, below, w, h),
         4: Box(x, below, w, h),

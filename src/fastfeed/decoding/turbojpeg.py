@@ -159,8 +159,9 @@ def read_header(data: NDArray[np.uint8]) -> Header | None:
     if functions.tj3DecompressHeader(address, data.ctypes.data, len(data)) < 0:
         _give_up()
         return None
-    height, width, subsampling, precision, space, arithmetic, lossless = (
-        functions.tj3Get(address, parameter)
+    get = functions.tj3Get
+    height, width, subsampling, precision, space, arithmetic, lossless = [
+        get(address, parameter)
         for parameter in (
             _HEIGHT,
             _WIDTH,
@@ -170,7 +171,7 @@ def read_header(data: NDArray[np.uint8]) -> Header | None:
             _ARITHMETIC,
             _LOSSLESS,
         )
-    )
+    ]
     supported = (
         precision == 8
         and space not in _CMYK_SPACES
