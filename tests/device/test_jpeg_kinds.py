@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -107,6 +108,36 @@ def test_restarts_out_of_order_are_found():
     assert is_regular_file(data)
     assert not is_regular_file(data[:second] + data[second + 2 :])
     assert not is_regular_file(data[:second] + b"\xff\xd0" + data[second:])
+
+
+def has_its_markers_only(coded, restarts):
+    """Return what `is_regular` says of coded data, looked at byte by byte."""
+    count = 0
+    for first, marker in pairwise(coded):
+        if first != 0xFF or marker in {0x00, 0xFF}:
+            continue
+        if marker == 0xD9:
+            return True
+        if not restarts or marker != 0xD0 + count % 8:
+            return False
+        count += 1
+    return False
+
+
+PIECES = [b"\xff\x00", b"\xff", b"\x00", b"\x01", b"\xfe", b"\xd9", b"\xff\xd9", b"\xff\xda"]
+RESTARTS = b"".join(bytes([0x37, 0xFF, 0xD0 + i % 8]) for i in range(9))
+CODED = st.builds(
+    lambda restarts, pieces: RESTARTS[: 3 * restarts] + b"".join(pieces),
+    st.integers(0, 9),
+    st.lists(st.sampled_from([*PIECES, b"\xff\xd0", b"\xff\xd1", bytes(70)]), max_size=12),
+)
+
+
+@given(CODED, st.integers(0, 4), st.booleans())
+def test_markers_are_judged_as_byte_by_byte(data, start, restarts):
+    """What a few passes over all coded data find is what their bytes say one by one."""
+    kind = Kind("420", coded_at=start, restarts=restarts)
+    assert is_regular(memoryview(data), kind) == has_its_markers_only(data[start:], restarts)
 
 
 def test_workers_know_what_each_decoder_takes():

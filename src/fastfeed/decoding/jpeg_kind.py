@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -58,6 +59,9 @@ _SUBSAMPLINGS: Final[dict[int, Subsampling]] = {
     0x41: "411",
     0x42: "410",
 }
+_SPACES: Final[dict[int, Space]] = {1: "gray", 3: "YCbCr", 4: "CMYK"}
+# How a segment begins: 0xFF, its marker, and how long it is.
+_HEAD: Final = struct.Struct(">BBH")
 # More segments than any program writes; a bound for hostile files.
 _SEGMENTS: Final = 10_000
 
@@ -71,7 +75,7 @@ class _Coded(NamedTuple):
 class _Frame(NamedTuple):
     process: int
     precision: int
-    samplings: tuple[int, ...]
+    samplings: bytes
     names: bytes
 
 
@@ -81,18 +85,21 @@ def read_kind(data: memoryview) -> Kind | None:
         return None
     place, frame, jfif, adobe, restarts = 2, None, False, -1, False
     for _ in range(_SEGMENTS):
-        while bytes(data[place : place + 2]) == b"\xff\xff":  # fill bytes before a marker
-            place += 1
-        if place + 4 > len(data) or data[place] != 0xFF or data[place + 1] == _END:
+        try:
+            start, marker, length = _HEAD.unpack_from(data, place)
+            while start == marker == 0xFF:  # fill bytes before a marker
+                place += 1
+                start, marker, length = _HEAD.unpack_from(data, place)
+        except struct.error:  # the end
             return None
-        marker = data[place + 1]
+        if start != 0xFF or marker == _END:
+            return None
         if marker in _BARE:
             place += 2
             continue
-        length = int.from_bytes(data[place + 2 : place + 4], "big")
         segment = data[place + 4 : place + 2 + length]
         if marker in _FRAMES:
-            frame = _read_frame(marker, segment)
+            frame = _read_frame(marker, bytes(segment))
         elif marker == _JFIF and bytes(segment[:5]) == b"JFIF\0":
             jfif = True
         elif marker == _ADOBE and bytes(segment[:5]) == b"Adobe" and len(segment) >= 12:
@@ -114,24 +121,34 @@ def is_regular(data: memoryview, kind: Kind) -> bool:
     A bit that is wrong often makes a marker. Engines decode past one, and what follows is garbage.
     """
     coded = np.frombuffer(data, np.uint8)[kind.coded_at :]
-    followers = coded[1:][np.flatnonzero(coded[:-1] == 0xFF)]
-    markers = followers[(followers != 0) & (followers != 0xFF)]  # data, and fill bytes
+    if len(coded) < 2:
+        return False
+    # Every byte of every picture is looked at, so in few passes: of bytes plus 1, 0 stands for 0xFF
+    # and 1 for 0. Where more than 1 follows a 0 is a marker; else it is data or a fill byte.
+    raised = coded + 1
+    found = raised[1:] > 1
+    np.less(raised[:-1], found.view(np.uint8), out=found)
+    first = found.argmax()
+    if found[first] and coded[first + 1] == _END:
+        return True
+    if not kind.restarts:
+        return False
+    markers = coded[1:][found]
     ends = np.flatnonzero(markers == _END)
     if not len(ends):
         return False
     inside = markers[: ends[0]]
     in_order = _RESTART + np.arange(len(inside)) % 8
-    return bool((inside == in_order).all()) and (kind.restarts or not len(inside))
+    return bool((inside == in_order).all())
 
 
-def _read_frame(process: int, segment: memoryview) -> _Frame | None:
+def _read_frame(process: int, segment: bytes) -> _Frame | None:
     count = segment[5] if len(segment) > 5 else 0
     # A height of 0 is told after the picture; no decoder of ours waits for it.
     if count == 0 or len(segment) < 6 + 3 * count or not (segment[1] or segment[2]):
         return None
-    parts = range(6, 6 + 3 * count, 3)
-    samplings = tuple(segment[part + 1] for part in parts)
-    return _Frame(process, segment[0], samplings, bytes(segment[part] for part in parts))
+    end = 6 + 3 * count
+    return _Frame(process, segment[0], segment[7:end:3], segment[6:end:3])
 
 
 def _kind(frame: _Frame, coded: _Coded, jfif: bool, adobe: int) -> Kind:  # noqa: FBT001
@@ -149,11 +166,11 @@ def _kind(frame: _Frame, coded: _Coded, jfif: bool, adobe: int) -> Kind:  # noqa
     )
 
 
-def _subsampling(samplings: tuple[int, ...]) -> Subsampling:
+def _subsampling(samplings: bytes) -> Subsampling:
     # Other numbers in the same ratio mean the same, but engines are not seen to agree on that.
-    if samplings == (0x11,):
+    if samplings == b"\x11":
         return "gray"
-    if len(samplings) == 3 and samplings[1:] == (0x11, 0x11):
+    if len(samplings) == 3 and samplings[1:] == b"\x11\x11":
         return _SUBSAMPLINGS.get(samplings[0], "other")
     return "other"
 
@@ -163,5 +180,4 @@ def _space(frame: _Frame, *, jfif: bool, adobe: int) -> Space:
     count = len(frame.samplings)
     if count == 3 and not jfif and (adobe == 0 or (adobe < 0 and frame.names == b"RGB")):
         return "RGB"
-    spaces: dict[int, Space] = {1: "gray", 3: "YCbCr", 4: "CMYK"}
-    return spaces.get(count, "other")
+    return _SPACES.get(count, "other")
