@@ -1,28 +1,32 @@
 """Which share of each batch the GPU decodes, so that training is fastest with the least share.
 
 Decoding on the GPU slows the training step, decoding on the CPU does not, so the share is the least
-that lets the workers keep ahead of the loop; if the stage cannot do so much, the share at which
-workers and stage are equally fast. Jobs in flight carry the share of their time: a decision is
-taken from a window of batches that all carry the present one, and answered for by the rate after
-it. A controller without clocks and threads: it is given timings and returns decisions.
+that lets the workers keep ahead of the loop; if the stage cannot do so much, the share at which the
+workers keep ahead of the stage. The stage is steady and workers come in bursts, so they must keep
+ahead at their slowest of late. Jobs in flight carry the share of their time: a decision is taken
+from a window of batches that all carry the present one, and answered for by the rate after it. A
+controller without clocks and threads: it is given timings and returns decisions.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from math import ceil
 
 from fastfeed.errors import OptionError
 from fastfeed.tuner.decision import Decision
 from fastfeed.tuner.split_model import (
+    MARGIN,
     Costs,
     Observation,
-    balanced_share,
     differs,
     least_share,
     loop_rate,
     measure,
+    most_share,
     predict,
+    stage_busy,
     stage_rate,
     workers_rate,
 )
@@ -34,6 +38,13 @@ _WARM_UP = 4
 _WINDOW = (12, 32)
 # Less waiting than this part of the loop's time is jitter.
 _WAITS = 0.02
+# With more waiting the loop starves, if it is for the workers: the stage is busy for less.
+_STARVES = 0.1
+_ROOM = 0.9
+# Windows that the workers' slowest pace is remembered for, at first and at most, and by how much it
+# may be slower than they are on average: one hiccup must not give everything to the GPU.
+_PACES = (30, 240)
+_SLOWEST = 2.0
 # Windows of one share that are looked at together, so that noise averages out.
 _POOLED = 6
 # While it settles the tuner moves for this difference of shares, or this gain of the rate.
@@ -43,11 +54,11 @@ _SETTLED = (0.05, 0.03)
 _PATIENCE = 3
 # Changes taken from one window each at the start, and after one that other work called for.
 _QUICK = 3
-# A change after which the rate is lower by more, in two windows, is taken back. Where timings are
-# noisy it must be lower by more than the noise, but no more than this is put down to it.
+# A change after which the rate is lower by more, in so many windows, is taken back. Where timings
+# are noisy it must be lower by more than the noise, but no more than this is put down to it.
 _WORSE = 0.03
 _WORSE_AT_MOST = 0.15
-_WORSE_WINDOWS = 2
+_WORSE_WINDOWS = 4
 # So small a share gains less than it costs to have two decoders at work.
 _LEAST = 0.02
 # How far to go where one side's cost has never been seen. A few pictures tell what a worker needs
@@ -87,16 +98,17 @@ class SplitTuner:
         self._seen: list[Observation] = []
         self._since = 0
         self._costs: Costs | None = None
-        self._latest: Costs | None = None
         self._apart: Costs | None = None
         self._before: _Before | None = None
         self._worse = 0
+        self._starves = False
+        self._remembers = _PACES[0]
+        self._paces = deque[float](maxlen=self._remembers)
         self._stays = False
         self._stayed: Costs | None = None
         self._left_rate = 0.0
         self._doubts = True
         self._agreed = 0
-        self._corrected = 0
         self._quick = _QUICK
         self._settled = False
 
@@ -112,14 +124,11 @@ class SplitTuner:
         if self._since < size:
             return None
         self._since = 0
-        self._latest = measure(self._seen[-size:], known=self._costs, apart=self._apart)
         self._seen = self._seen[-size * _POOLED :]
         costs = measure(self._seen, known=self._costs, apart=self._apart)
-        if differs(self._latest.decode_s, costs.decode_s):
-            # Other pictures or other cores: what was before says nothing any more.
-            self._seen = self._seen[-size:]
-            costs = self._latest
+        latest = measure(self._seen[-size:], known=self._costs, apart=self._apart)
         self._costs = costs
+        self._pace(latest)
         return self._answer(costs) if self._before else self._consider(costs)
 
     @property
@@ -127,30 +136,44 @@ class SplitTuner:
         least, most = _WINDOW
         return min(max(least, self.workers), most)
 
+    def _pace(self, latest: Costs) -> None:
+        """Remember what decoding took, or what it came to where the loop starved all the same.
+
+        Batches are delivered in order, so the loop may get less than the workers make on average.
+        """
+        starved = self._starves
+        self._starves = latest.waited > _STARVES and stage_busy(latest) < _ROOM
+        if latest.decode_s and latest.share < 1:
+            makes = workers_rate(latest, latest.share, workers=self.workers)
+            # A single window may have begun with nothing in flight.
+            lost = max(1.0, makes / latest.rate) if starved and self._starves else 1.0
+            self._paces.append(latest.decode_s * lost)
+
     def _answer(self, costs: Costs) -> Decision | None:
         """Hold the last change to the rate before it, and take it back if that was better."""
         before = self._before
         if before is None or differs(costs.decode_s, before.costs.decode_s):
             self._before = None  # other pictures or other cores: nothing to compare with
             return self._consider(costs)
+        # The rate before may be that of batches made ahead, which no share can keep up.
+        left = min(before.costs.rate, predict(before.costs, before.share, workers=self.workers))
         noise = 2 * max(costs.noise, before.costs.noise)
         least = 1 - max(_WORSE, min(noise, _WORSE_AT_MOST))
-        if costs.rate >= least * before.costs.rate:
+        if costs.rate >= least * left:
             self._before = None
             return self._consider(costs)
         self._worse += 1
         words = (
-            f"the rate fell from {before.costs.rate:,.0f} to {costs.rate:,.0f} samples/s "
+            f"the rate fell from {left:,.0f} to {costs.rate:,.0f} samples/s "
             f"with the share {before.share:.3f} -> {self.share:.3f}"
         )
-        aim = self._aim(costs)
-        back = self.share - aim if self.share > before.share else aim - self.share
-        if self._quick and back > _SETTLING[0]:
-            # The figures explain it: it was too large, or what it found out speaks for less.
-            self._quick -= 1
-            return self._change(aim, f"{words}; {self._figures(costs, aim)}", before=before)
         if self._worse < _WORSE_WINDOWS:
             return None
+        aim = self._aim(costs)
+        low, high = sorted((before.share, self.share))
+        if low + _SETTLING[0] < aim < high - _SETTLING[0]:
+            # The figures explain it: it was too large, or what it found out speaks for less.
+            return self._change(aim, f"{words}; {self._figures(costs, aim)}", before=before)
         self._stays, self._stayed, self._left_rate = True, None, costs.rate
         return self._change(before.share, f"{words}: taken back", before=None)
 
@@ -159,7 +182,10 @@ class SplitTuner:
         if self._stays and not self._is_other_work(costs):
             return None
         aim = self._aim(costs)
+        rises = self._starves and aim > self.share
         far = abs(aim - self.share) > (_SETTLED if self._settled else _SETTLING)[0]
+        if self._settled and costs.waited >= _WAITS:
+            far = rises and aim - self.share > _SETTLING[0]
         if not far and not self._gains(costs, aim):
             self._settled, self._quick, self._agreed = True, 0, 0
             return None
@@ -169,16 +195,19 @@ class SplitTuner:
             return None
         if self._quick:
             self._quick -= 1
-        else:
+        elif not rises:
             direction = 1 if aim > self.share else -1
             self._agreed = self._agreed + direction if self._agreed * direction > 0 else direction
             if abs(self._agreed) < _PATIENCE:
                 return None
             self._quick = _QUICK - 1 if far else 0
-            self._corrected = 0 if far else self._corrected + 1
+        elif self._settled:
+            # It had come down too far: what made it starve is remembered for longer.
+            self._remembers = min(2 * self._remembers, _PACES[1])
+            self._paces = deque(self._paces, maxlen=self._remembers)
         self._settled = self._settled or not self._quick
         why = self._figures(costs, aim)
-        return self._change(aim, why, before=_Before(self.share, self._latest or costs))
+        return self._change(aim, why, before=_Before(self.share, costs))
 
     def _gains(self, costs: Costs, aim: float) -> bool:
         """Tell whether training would be so much faster that a small change is worth making."""
@@ -186,9 +215,7 @@ class SplitTuner:
         gain = faster / predict(costs, costs.share, workers=self.workers) - 1
         if not self._settled:
             return gain > _SETTLING[1]
-        # Each correction asks for twice the gain of the one before, or noise would never let it be.
-        enough = gain > _SETTLED[1] * 2**self._corrected
-        return enough and len(self._seen) >= self._size * _POOLED
+        return gain > _SETTLED[1] and len(self._seen) >= self._size * _POOLED
 
     def _is_other_work(self, costs: Costs) -> bool:
         """Tell whether the work has changed since a change was taken back; if so, start again.
@@ -224,12 +251,24 @@ class SplitTuner:
             return self.share if waits and behind else max(0.0, self.share - _PROBE_CPU)
         # Shares that a batch can have: a few pictures more decide how fast a small batch is made.
         number = costs.pictures or 1
-        aim = ceil(least_share(costs, workers=self.workers) * number - 1e-6) / number
+        aim = ceil(self._least(costs) * number - 1e-6) / number
         if costs.stage_s is None:
             return round(min(aim, self.share + _PROBE_GPU), 3)
-        balanced = balanced_share(costs, workers=self.workers)
-        aim = min(aim, round(balanced * number) / number)
+        if costs.waited >= _WAITS:
+            most = most_share(costs, workers=self.workers, margin=self._uneven(costs))
+            aim = min(aim, round(most * number) / number)
         return round(aim, 3) if aim >= _LEAST else 0.0
+
+    def _uneven(self, costs: Costs) -> float:
+        """Return how much slower the workers were at their slowest than they are on average."""
+        if not costs.decode_s or not self._paces:
+            return 1.0
+        return min(max(1.0, max(self._paces) / costs.decode_s), _SLOWEST)
+
+    def _least(self, costs: Costs) -> float:
+        """Return the least share at which the workers keep ahead of the loop."""
+        margin = max(MARGIN, self._uneven(costs))
+        return least_share(costs, workers=self.workers, margin=margin)
 
     def _figures(self, costs: Costs, aim: float) -> str:
         """Return the figures behind a share, in words."""
@@ -247,7 +286,7 @@ class SplitTuner:
             f"at {aim:.3f} {_many(workers_rate(costs, aim, workers=self.workers))} "
             f"and {_many(stage_rate(costs, aim))}"
         )
-        if aim < least_share(costs, workers=self.workers) - 1e-3:
+        if aim < self._least(costs) - 1e-3:
             return f"{words}; {rates}, the most that both can do"
         return f"{words}; {rates}, the least share that keeps the workers ahead"
 
@@ -262,6 +301,7 @@ class SplitTuner:
         self._seen.clear()
         self._since = 0
         self._before = before
+        self._starves = False
         self._worse = self._agreed = 0
         return decision
 

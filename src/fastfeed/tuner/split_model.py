@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# How much faster than the loop consumes the workers should be: what jitter needs.
+# How much faster than the loop consumes the workers should be at least: what jitter needs.
 MARGIN = 1.1
 # A step this many times the median is a checkpoint or a validation, not a step. Loops that let the
 # host run ahead and then wait for the device differ by less.
@@ -130,27 +130,33 @@ def stage_rate(costs: Costs, share: float) -> float:
     return _per_second(costs.copy_s + share * (costs.stage_s or 0.0))
 
 
+def stage_busy(costs: Costs) -> float:
+    """Return the part of the time in which the stage has work."""
+    return costs.stage_total_s * costs.rate
+
+
 def loop_rate(costs: Costs) -> float:
     """Return the samples a second that the training loop takes when it never waits."""
     return _per_second(costs.step_s)
 
 
-def least_share(costs: Costs, *, workers: int) -> float:
+def least_share(costs: Costs, *, workers: int, margin: float) -> float:
     """Return the least share at which the workers are faster than the loop by the margin."""
     decode, gain = costs.decode_s or 0.0, _gain(costs)
-    surplus = costs.other_s + decode - workers * costs.step_s / MARGIN
+    surplus = costs.other_s + decode - workers * costs.step_s / margin
     if surplus <= 0 or gain <= 0:  # no share is needed, or none helps
         return 0.0
     return min(1.0, surplus / gain)
 
 
-def balanced_share(costs: Costs, *, workers: int) -> float:
-    """Return the share at which workers and stage are equally fast: the fastest of all."""
+def most_share(costs: Costs, *, workers: int, margin: float) -> float:
+    """Return the share at which the workers are faster than the stage by the margin."""
     decode, gain = costs.decode_s or 0.0, _gain(costs)
-    slope = gain + workers * (costs.stage_s or 0.0)
+    slope = margin * gain + workers * (costs.stage_s or 0.0)
     if gain <= 0 or slope <= 0:
         return 0.0
-    return min(1.0, max(0.0, (costs.other_s + decode - workers * costs.copy_s) / slope))
+    surplus = margin * (costs.other_s + decode) - workers * costs.copy_s
+    return min(1.0, max(0.0, surplus / slope))
 
 
 def predict(costs: Costs, share: float, *, workers: int) -> float:
