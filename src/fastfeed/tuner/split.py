@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import ceil
+from statistics import median
 
 from fastfeed.errors import OptionError
 from fastfeed.tuner.decision import Decision
@@ -45,6 +46,8 @@ _ROOM = 0.9
 # may be slower than they are on average: one hiccup must not give everything to the GPU.
 _PACES = (30, 240)
 _SLOWEST = 2.0
+# Of what the slowest batch of a window is behind, batches that are ready make up for the rest.
+_BEHIND = 0.5
 # Windows of one share that are looked at together, so that noise averages out.
 _POOLED = 6
 # While it settles the tuner moves for this difference of shares, or this gain of the rate.
@@ -104,6 +107,7 @@ class SplitTuner:
         self._starves = False
         self._remembers = _PACES[0]
         self._paces = deque[float](maxlen=self._remembers)
+        self._slowest = deque[float](maxlen=_POOLED)
         self._stays = False
         self._stayed: Costs | None = None
         self._left_rate = 0.0
@@ -148,6 +152,7 @@ class SplitTuner:
             # A single window may have begun with nothing in flight.
             lost = max(1.0, makes / latest.rate) if starved and self._starves else 1.0
             self._paces.append(latest.decode_s * lost)
+            self._slowest.append(latest.slowest)
 
     def _answer(self, costs: Costs) -> Decision | None:
         """Hold the last change to the rate before it, and take it back if that was better."""
@@ -260,10 +265,14 @@ class SplitTuner:
         return round(aim, 3) if aim >= _LEAST else 0.0
 
     def _uneven(self, costs: Costs) -> float:
-        """Return how much slower the workers were at their slowest than they are on average."""
+        """Return how much slower the workers are at their slowest than they are on average.
+
+        Windows that were slow are remembered; until there are many, batches that were tell of it.
+        """
         if not costs.decode_s or not self._paces:
             return 1.0
-        return min(max(1.0, max(self._paces) / costs.decode_s), _SLOWEST)
+        of_batches = 1 + _BEHIND * (median(self._slowest) - 1)
+        return min(max(of_batches, max(self._paces) / costs.decode_s), _SLOWEST)
 
     def _least(self, costs: Costs) -> float:
         """Return the least share at which the workers keep ahead of the loop."""

@@ -59,7 +59,8 @@ class Costs:
 
     `pictures` are those of a batch, `share` the part of them that was deferred, `stage_total_s`
     what the stage took at that share. `waited` is the part of the loop's time spent waiting, `rate`
-    in samples a second, and `noise` how far the timings of so few batches may be off, as a part.
+    in samples a second, `noise` how far the timings of so few batches may be off, as a part, and
+    `slowest` how many times as long as all on average the slowest batch took to decode.
     """
 
     pictures: int
@@ -74,6 +75,7 @@ class Costs:
     waited: float
     rate: float
     noise: float
+    slowest: float
 
 
 def measure(
@@ -115,6 +117,7 @@ def measure(
         waited=waited / (waited + stepped) if waited else 0.0,
         rate=_per_second(waited + stepped, of=delivered),
         noise=max(_spread(decodes), _spread(defers), _spread(stages)),
+        slowest=max(decodes) / (fmean(decodes) or 1.0) if decodes else 1.0,
     )
 
 
