@@ -47,6 +47,9 @@ class _Walk:
     """What one staging thread has in hand, and what it waited for since its last batch."""
 
     stage: Stage
+    after: _Walk | None = None
+    """One that goes first: this one has work only while that has something in hand."""
+    in_hand: bool = False
     under_way: deque[tuple[Mark, Any]] = field(default_factory=deque)
     """For each batch when it is complete, and the host memory that is read until then."""
     starved_s: float = 0.0
@@ -80,11 +83,14 @@ class DevicePool:
         self._receiver = threading.Thread(
             target=self._receive_all, name="fastfeed-receive", daemon=True
         )
+        walks: list[_Walk] = []
+        for stage in stages:
+            walks.append(_Walk(stage, after=walks[-1] if walks else None))
         self._stagers = [
             threading.Thread(
-                target=self._stage_all, args=(_Walk(stage),), name="fastfeed-stage", daemon=True
+                target=self._stage_all, args=(walk,), name="fastfeed-stage", daemon=True
             )
-            for stage in stages
+            for walk in walks
         ]
         for thread in (self._receiver, *self._stagers):
             thread.start()
@@ -206,8 +212,11 @@ class DevicePool:
         with self._change:
             self._wanted = arrival
             self._change.notify_all()
-        with self._share.waiting():
-            self._wait(arrival)
+        try:
+            with self._share.waiting():
+                self._wait(arrival)
+        finally:
+            self._wanted = None  # it holds the batch
 
     def _wait(self, arrival: DeviceArrival) -> None:
         while not arrival.staged.wait(_LOOK_S):
@@ -304,14 +313,16 @@ class DevicePool:
         With copies under way it does not wait for one.
         """
         with self._change:
+            walk.in_hand = False
             while not self._ending:
-                wanted, self._wanted = self._wanted, None
-                first = wanted if id(wanted) in self._waiting else None
-                if first is None and self._waiting and self._staged < AHEAD:
-                    first = min(self._waiting.values(), key=lambda one: one.result.number)
+                first = self._first() if walk.after is None or walk.after.in_hand else None
                 if first is not None:
+                    del self._waiting[id(first)]
                     self._staged += 1
-                    return self._waiting.pop(id(first))
+                    walk.in_hand = True
+                    if self._first() is not None:
+                        self._change.notify_all()  # it is for the one after this
+                    return first
                 if walk.under_way:
                     return None
                 started, full = time.perf_counter(), bool(self._waiting)
@@ -322,6 +333,14 @@ class DevicePool:
                 else:
                     walk.starved_s += waited_s
         return None
+
+    def _first(self) -> DeviceArrival | None:
+        """Return what is to be moved next, if there is room for it."""
+        if id(self._wanted) in self._waiting:
+            return self._wanted
+        if not self._waiting or self._staged >= AHEAD:
+            return None
+        return min(self._waiting.values(), key=lambda one: one.result.number)
 
     def _move(self, arrival: DeviceArrival, walk: _Walk) -> tuple[Mark, Any] | None:
         """Begin to move one batch; what fails is kept for its turn."""
