@@ -69,7 +69,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """A CUDA device, with one stream for all copies and decoding of a loader."""
+    """A CUDA device, with one stream for all copies and decoding of a lane."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fastfeed.device.at_work import at_work
+
 if TYPE_CHECKING:
     from fastfeed.device.output import Output
     from fastfeed.device.stage import Stage
@@ -29,7 +31,8 @@ class Mover:
 
         Raises EmptyBatchError if all of its samples were bad and left out; `take_report` has them.
         """
-        moved = self._stage.move(batch)
+        with at_work():
+            moved = self._stage.move(batch)
         moved.mark.wait()  # the host's memory is let go
         return self._output.deliver(moved), moved.report
 

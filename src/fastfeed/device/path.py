@@ -20,7 +20,7 @@ from fastfeed.device.pool import DevicePool
 from fastfeed.device.repair import CpuRepair
 from fastfeed.device.share import Share
 from fastfeed.device.stage import Stage
-from fastfeed.errors import FastfeedError, OptionError
+from fastfeed.errors import OptionError
 from fastfeed.fields import Image
 from fastfeed.options import parse_size
 from fastfeed.stats import DeviceFacts
@@ -28,7 +28,7 @@ from fastfeed.topology import local_rank, memlock_limit, memory_limit, pinned_bu
 from fastfeed.tuner.split import SplitTuner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from fastfeed.arrival import Pool
     from fastfeed.collating.fetch import Source
@@ -127,7 +127,9 @@ class DevicePath:
                 way_out="It decodes the Image fields of a ShardDataset that have one size, where "
                 "there is no transform= and no collate_fn; leave decode= out otherwise",
             )
-        self._lanes = [_Lane(self.device, self.decoder), *self._second_lane()]
+        self._losing = threading.Lock()
+        lanes = (_Lane(self.device, self.decoder), self._second_lane())
+        self._lanes = [lane for lane in lanes if lane is not None]
         start, fixed = self._start(options.decode)
         self.tuner = SplitTuner(max(1, options.workers), start, fixed=fixed)
         self.output = Output(
@@ -161,16 +163,17 @@ class DevicePath:
                 )
             log.info("pictures are decoded on the CPU alone; of the GPU's decoders: %s", why)
 
-    def _second_lane(self) -> Iterator[_Lane]:
-        """Yield a lane more, if batches can be got ready there while the decoder is busy."""
+    def _second_lane(self) -> _Lane | None:
+        """Return a lane more, if batches can be got ready there while the decoder is busy."""
         overlaps = None if self.decoder is None else OVERLAPS.get(self.decoder.name)
         if self.decoder is None or overlaps is None or not overlaps():
-            return
+            return None
         try:
             device = open_device(self.device.target)
-            yield _Lane(device, MAKERS[self.decoder.name](device.target))
-        except FastfeedError as error:
+            return _Lane(device, MAKERS[self.decoder.name](device.target))
+        except Exception as error:  # noqa: BLE001 - foreign libraries raise anything
             log.info("pictures are decoded in one lane, a second one does not start: %s", error)
+            return None
 
     def _start(self, decode: Decode | float) -> tuple[float, bool]:
         """Return the first share, and whether it stays."""
@@ -202,11 +205,12 @@ class DevicePath:
 
     def _lose_decoder(self, why: str) -> None:
         """Go on with the CPU alone."""
-        if self.decoder is None:  # the other lane's was lost before
+        with self._losing:
+            lost, self.decoder = self.decoder, None
+        if lost is None:  # the other lane's was before
             return
         log.warning("the GPU's decoder is given up, pictures are decoded on the CPU: %s", why)
         self.rejected = (*self.rejected, (why.partition(":")[0], why))
-        self.decoder = None
         self.tuner.share, self.tuner.fixed = 0.0, True
 
     def facts(self) -> DeviceFacts:

@@ -9,6 +9,8 @@ import weakref
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from fastfeed.device.at_work import at_work
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -60,23 +62,29 @@ class Pinner:
             _living.add(self)
 
     def use(self, region: Region, stop: int) -> None:
-        """Have the first `stop` bytes of a region registered."""
-        asked = self._asked.get(region.base, 0)
-        if stop <= asked or self.refused is not None:
+        """Have the first `stop` bytes of a region registered; lanes may ask at the same time."""
+        if stop <= self._asked.get(region.base, 0) or self.refused is not None:
             return
         if not _sharing.acquire(timeout=_PATIENCE_S):
             return  # the next batch asks again
         try:
-            # One budget for all loaders of the process: training and validation share it.
-            left = self._budget - sum(one.asked for one in _living)
-            stop = self._wished(region, asked, stop, left)
-            fits = stop - asked <= left
-            self.asked += stop - asked if fits else 0
+            fits = self._ask(region, stop)
         finally:
             _sharing.release()
         if not fits:
             self._refuse(f"the budget of {self._budget / 2**20:,.0f} MiB is used up")
-            return
+
+    def _ask(self, region: Region, stop: int) -> bool:
+        """Take a part of the budget and have it registered; false if it is used up."""
+        asked = self._asked.get(region.base, 0)
+        if stop <= asked:  # by another lane, meanwhile
+            return True
+        # One budget for all loaders of the process: training and validation share it.
+        left = self._budget - sum(one.asked for one in _living)
+        stop = self._wished(region, asked, stop, left)
+        if stop - asked > left:
+            return False
+        self.asked += stop - asked
         self._asked[region.base] = stop
         self._regions[region.base] = region
         self._borders.setdefault(region.base, []).append(region.base + stop)
@@ -84,6 +92,7 @@ class Pinner:
             self.thread = threading.Thread(target=self._run, name="fastfeed-pin", daemon=True)
             self.thread.start()
         self._jobs.put((region.base, asked, stop))
+        return True
 
     def _wished(self, region: Region, asked: int, stop: int, left: int) -> int:
         """Return how far a region is best registered now, `stop` at the least."""
@@ -117,15 +126,16 @@ class Pinner:
         return []
 
     def _run(self) -> None:
-        self._device.enter_thread()
-        while (job := self._jobs.get()) is not None:
-            base, start, stop = job
-            why = None if self.refused else self._device.pin(base + start, stop - start)
-            if self.refused is None and why is None:
-                self._pinned.append(base + start)
-                self.nbytes += stop - start
-            elif why is not None:
-                self._refuse(why)
+        with at_work():
+            self._device.enter_thread()
+            while (job := self._jobs.get()) is not None:
+                base, start, stop = job
+                why = None if self.refused else self._device.pin(base + start, stop - start)
+                if self.refused is None and why is None:
+                    self._pinned.append(base + start)
+                    self.nbytes += stop - start
+                elif why is not None:
+                    self._refuse(why)
 
     def _refuse(self, why: str) -> None:
         self.refused = why

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.device.arrival import DeviceArrival, State
+from fastfeed.device.at_work import at_work, is_at_work
 from fastfeed.errors import DeviceError, EmptyBatchError, WorkerError
 from fastfeed.indices import count_samples
 from fastfeed.policy import FeedReport
@@ -47,6 +48,7 @@ class _Walk:
     """What one staging thread has in hand, and what it waited for since its last batch."""
 
     stage: Stage
+    lane: int = 0
     after: _Walk | None = None
     """One that goes first: this one has work only while that has something in hand."""
     in_hand: bool = False
@@ -84,8 +86,8 @@ class DevicePool:
             target=self._receive_all, name="fastfeed-receive", daemon=True
         )
         walks: list[_Walk] = []
-        for stage in stages:
-            walks.append(_Walk(stage, after=walks[-1] if walks else None))
+        for lane, stage in enumerate(stages):
+            walks.append(_Walk(stage, lane, after=walks[-1] if walks else None))
         self._stagers = [
             threading.Thread(
                 target=self._stage_all, args=(walk,), name="fastfeed-stage", daemon=True
@@ -183,10 +185,9 @@ class DevicePool:
         """End the threads, then the workers; does nothing the second time."""
         if os.getpid() != self._pid:  # a fork has neither our threads nor our device
             return
-        pinner = self._pinner
-        own = {self._receiver, *self._stagers, None if pinner is None else pinner.thread}
-        if threading.current_thread() in own:
-            # The garbage collector has ended the iterator here. No thread can wait for itself.
+        if is_at_work():
+            # The garbage collector has ended the iterator here. No thread can wait for itself, nor
+            # for one that wants a lock which this one holds.
             threading.Thread(target=self.close, kwargs=grace, name="fastfeed-close").start()
             return
         with self._change:
@@ -200,8 +201,8 @@ class DevicePool:
             thread.join()
         self._waiting.clear()
         self._inner.close(**grace)
-        if pinner is not None:
-            pinner.close()
+        if self._pinner is not None:
+            self._pinner.close()
 
     # What arrivals ask for
 
@@ -268,25 +269,27 @@ class DevicePool:
     def _receive_all(self) -> None:
         """Take in what workers send, until the end."""
         try:
-            while not self._ending:
-                inner = self._inner.receive(None)
-                if inner is None:
-                    break
-                arrival = DeviceArrival(inner, self)
-                if arrival.has_batch:
-                    with self._change:
-                        self._waiting[id(arrival)] = arrival
-                        self._change.notify_all()
-                self._results.put(arrival)
+            with at_work():
+                while not self._ending:
+                    inner = self._inner.receive(None)
+                    if inner is None:
+                        break
+                    arrival = DeviceArrival(inner, self)
+                    if arrival.has_batch:
+                        with self._change:
+                            self._waiting[id(arrival)] = arrival
+                            self._change.notify_all()
+                    self._results.put(arrival)
         except BaseException as error:  # noqa: BLE001 - it is raised in the loop
             self._failure = error
         self._results.put(None)
 
     def _stage_all(self, walk: _Walk) -> None:
         """Move batches to the device, the first in the loop's order first."""
-        walk.stage.device.enter_thread()
-        while self._stage_one(walk):
-            pass
+        with at_work():
+            walk.stage.device.enter_thread()
+            while self._stage_one(walk):
+                pass
 
     def _stage_one(self, walk: _Walk) -> bool:
         """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
@@ -367,7 +370,7 @@ class DevicePool:
             arrival.raised = error
         busy_s = time.perf_counter() - started
         waited_s = walk.starved_s, walk.full_s, walk.copying_s
-        arrival.stage = StageTimes(started, busy_s, *waited_s)
+        arrival.stage = StageTimes(started, busy_s, *waited_s, walk.lane)
         walk.starved_s = walk.full_s = walk.copying_s = 0.0
         with self._change:
             arrival.state = State.STAGED

@@ -69,7 +69,7 @@ class Moved:
     held: Any
     """What of the host the copies read: to be kept until then."""
     seconds: float
-    """What the host spent, without waiting for another batch."""
+    """What the host spent, without waiting while another lane's batch was decoded."""
     held_s: float
     """The part of it in which no other batch could be decoded."""
     report: FeedReport
@@ -77,7 +77,7 @@ class Moved:
 
 
 class Stage:
-    """Moves batches to one device, in the order of the calls."""
+    """Moves batches to one device, in the order of its calls; others may work beside it."""
 
     def __init__(
         self,

@@ -128,7 +128,10 @@ class Timeline:
             if one.stage is not None:
                 began = one.stage.began
                 span = (_ns(began), _ns(began + one.stage.busy_s))
-                yield from self._span(_STAGE, "to the device", span, about)
+                track = (_STAGE[0], _STAGE[1] + one.stage.lane)
+                if one.stage.lane and track not in self._ends:
+                    yield _name("thread_name", track, f"device stage, lane {one.stage.lane + 1}")
+                yield from self._span(track, "to the device", span, about)
 
     def _of_worker(self, one: Delivery, about: Event) -> Iterator[Event]:
         track = (_WORKERS, one.worker + 1)

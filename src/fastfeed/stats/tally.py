@@ -104,7 +104,7 @@ class Tally:
         if not moved.size:
             return self.stage
         old = self.stage or StageFacts(0, 0.0, 0.0, 0.0, 0.0)
-        _, busy, blocked_in, blocked_out, copying = moved.sum(axis=1).tolist()
+        _, busy, blocked_in, blocked_out, copying, _ = moved.sum(axis=1).tolist()
         return StageFacts(
             batches=old.batches + moved.shape[1],
             busy_s=old.busy_s + busy,

@@ -44,6 +44,8 @@ class StageTimes(NamedTuple):
     """Enough batches were on the device."""
     copying_s: float
     """Copies were under way, and no more are given to the link at a time."""
+    lane: int = 0
+    """Which of the threads it was that do this side by side."""
 
 
 class Delivery(NamedTuple):
@@ -104,7 +106,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """What the thread that moves batches to the device did; in seconds."""
+    """What the threads that move batches to the device did; in seconds, of all together."""
 
     batches: int
     busy_s: float

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from fastfeed.device.at_work import at_work
 from fastfeed.device.decoders import dali, nvimagecodec, nvjpeg, torchvision
 from fastfeed.device.decoders.check import Canary, Report, check_decoder
 from fastfeed.errors import OptionError
@@ -37,7 +38,7 @@ SUPPORTS: Final[Mapping[str, Callable[[Kind], bool]]] = {
 """What workers ask by the name of the decoder that the trainer chose."""
 
 OVERLAPS: Final[Mapping[str, Callable[[], bool]]] = {"nvjpeg": nvjpeg.overlaps}
-"""Whether one decoder's pictures are got ready, and cut, while another one decodes."""
+"""Says whether a batch is to be got ready, and cut, while another decoder has the engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _try(
     decoder: PictureDecoder | None = None
     try:
         # On a stream of its own: nothing here has to wait for what the trainer does.
-        with _own_stream(device):
+        with at_work(), _own_stream(device):
             decoder = make(device)
             report = check_decoder(decoder, device, canary=Canary(device))
             if gray and report.reason is None:

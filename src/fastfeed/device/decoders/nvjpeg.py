@@ -46,7 +46,7 @@ _MOST_BAD: Final = 3
 _NEAR: Final = 9
 # So that a batch a little larger than the last does not allocate anew.
 _ROOM: Final = 1.25
-# Two calls under way at once hung on a GPU that trains.
+# Two calls under way at once hung on a GPU that trains, whosever they are.
 _one_call = threading.Lock()
 
 
@@ -82,7 +82,7 @@ class NvjpegDecoder:
         flags = _INTERPOLATE
         if gpu_queues() < _QUEUES_OF_PIPELINE:
             flags |= _NO_PIPELINE
-        with self._on_device():
+        with self._on_device(), _one_call:
             status = library.nvjpegCreateEx(
                 _HARDWARE, None, None, flags, ctypes.byref(self._handle)
             )
@@ -121,7 +121,7 @@ class NvjpegDecoder:
 
     def close(self) -> None:
         """Give back what the library holds, once nothing on the device uses it."""
-        with self._on_device():
+        with self._on_device(), _one_call:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             if self._state:
