@@ -381,11 +381,50 @@ def test_a_batch_is_got_ready_while_another_is_decoded(mixed, two_lanes):
     assert not both.broken
 
 
-def test_a_second_lane_that_does_not_start_is_done_without(mixed, two_lanes, caplog):
+def test_a_loader_that_is_collected_where_another_decodes(mixed, two_lanes):
+    """Its threads may want a lock that is held there: nobody waits for them under it."""
+    engines = threading.Lock()
+    inside, wanted = threading.Event(), threading.Event()
+    collected = []
+    before = set(threading.enumerate())
+
+    class Collects(FakeDecoder):
+        def decode(self, encoded):
+            with engines:
+                inside.set()
+                assert wanted.wait(60)
+                collected.clear()  # the last reference: its end begins here
+                return super().decode(encoded)
+
+    class Wants(FakeDecoder):
+        def decode(self, encoded):
+            assert inside.wait(60)
+            wanted.set()
+            with engines:
+                return super().decode(encoded)
+
+    def batches(kind):
+        two_lanes(kind(), kind)
+        dataset = ff.ShardDataset(str(mixed), LABELLED)
+        loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=1)
+        return iter(loader)
+
+    collected.append(batches(Wants))
+    assert sum(len(batch["y"]) for batch in batches(Collects)) == 24
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OptionError("its status is 5"), MemoryError("its status is 5")],
+    ids=["ours", "theirs"],
+)
+def test_a_second_lane_that_does_not_start_is_done_without(mixed, two_lanes, caplog, error):
     """Where the device has no room for another decoder, one does all the work."""
 
     def refuses():
-        raise OptionError("nvJPEG does not start: its status is 5")
+        raise error
 
     first = two_lanes(FakeDecoder(), refuses)
     theirs, _ = collect(mixed, fields())
@@ -393,12 +432,19 @@ def test_a_second_lane_that_does_not_start_is_done_without(mixed, two_lanes, cap
         ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
     same(ours, theirs, levels=1)
     assert first.calls
-    assert "its status is 5" in caplog.text
+    assert "status is 5" in caplog.text
 
 
 def test_both_lanes_lose_their_decoders_once(mixed, two_lanes, caplog):
     """What breaks in both is said once, and the CPU goes on."""
-    two_lanes(FakeDecoder(raises=True), lambda: FakeDecoder(raises=True))
+    both = threading.Barrier(2, timeout=60)
+
+    class Breaks(FakeDecoder):
+        def decode(self, encoded):
+            both.wait()
+            return super().decode(encoded)
+
+    two_lanes(Breaks(raises=True), lambda: Breaks(raises=True))
     theirs, _ = collect(mixed, fields())
     ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
     same(ours, theirs, levels=0)

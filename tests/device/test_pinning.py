@@ -103,6 +103,36 @@ def test_what_was_timed_while_memory_was_pinned_teaches_nothing():
     assert [(one.share, one.decoded, one.stage_s) for one in heard] == [(0.25, 6, 0.01)]
 
 
+class Met:
+    """A region at which two threads meet when each first looks at it."""
+
+    capacity = 512 * MIB
+
+    def __init__(self):
+        self._both, self._been = threading.Barrier(2, timeout=60), set()
+
+    @property
+    def base(self):
+        if threading.get_ident() not in self._been:
+            self._been.add(threading.get_ident())
+            self._both.wait()
+        return 1 << 40
+
+
+def test_lanes_that_ask_at_once_register_memory_once():
+    """Two batches of one worker, moved side by side: no piece is registered twice, or by halves."""
+    device, one = Pins(), Met()
+    pinner = Pinner(device, budget=1 << 30)
+    with ThreadPoolExecutor(2) as lanes:
+        list(lanes.map(lambda mib: pinner.use(one, mib * MIB), (100, 20)))
+    settled(pinner)
+    ends = [start + nbytes for start, nbytes in sorted(device.pinned.items())]
+    assert sorted(device.pinned) == [1 << 40, *ends[:-1]]
+    assert pinner.asked == pinner.nbytes == sum(device.pinned.values())
+    pinner.close()
+    assert device.pinned == {}
+
+
 @pytest.mark.parametrize(("held_s", "pace_s"), [(0.0, 0.01), (0.016, 0.016)])
 def test_lanes_bring_batches_at_the_pace_of_what_they_share(held_s, pace_s):
     """Two of them need half of a batch's time each, but for what one at a time may have."""

@@ -304,6 +304,17 @@ def observation(share, **values):
     return Observation(**(known | values))
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.75])
+def test_split_forgets_slow_windows_of_other_work(factor):
+    """Where pictures get smaller, what larger ones took is no margin for the workers any more."""
+    load = Load(workers=4, batch=64, decode=16 * MS, stage=0.8 * MS, loop=400.0, copy=6 * MS)
+    smaller = replace(load, decode=factor * load.decode)
+    fresh, tuner = SplitTuner(4, 0.5), SplitTuner(4, 0.5)
+    simulate(smaller, fresh, 300)
+    simulate(load, tuner, 450, then=(300, smaller))
+    assert abs(tuner.share - fresh.share) <= 0.05
+
+
 def test_split_takes_back_what_made_training_slower():
     """A change that the figures do not warn of is undone, and tried again when the work changes."""
     tuner = SplitTuner(10, 0.0)
