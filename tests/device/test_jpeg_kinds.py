@@ -85,10 +85,11 @@ def test_a_files_own_markers_are_regular(options):
     assert (b"\xff\xd0" in data) == bool(options)
     assert is_regular_file(data)
     assert is_regular_file(data[:-2] + b"\xff\xff\xff\xd9" + b"\xff\xc4 behind the end")
+    assert is_regular_file(data + data)  # such as a preview behind it
     assert not is_regular_file(data[:-2])
 
 
-@pytest.mark.parametrize("marker", [0xC4, 0xDA, 0xD3, 0x01])
+@pytest.mark.parametrize("marker", [0xC4, 0xD9, 0xDA, 0xD3, 0x01])
 @given(place=st.floats(0.1, 0.9))
 def test_stray_markers_are_found(marker, place):
     """A marker that a wrong bit made inside the coded data is found, wherever it is."""
@@ -112,19 +113,33 @@ def test_restarts_out_of_order_are_found():
 
 def has_its_markers_only(coded, restarts):
     """Return what `is_regular` says of coded data, looked at byte by byte."""
-    count = 0
+    count, ended = 0, False
     for first, marker in pairwise(coded):
         if first != 0xFF or marker in {0x00, 0xFF}:
             continue
-        if marker == 0xD9:
-            return True
-        if not restarts or marker != 0xD0 + count % 8:
+        if ended:
+            if marker in {0xD8, 0xD9}:
+                return marker == 0xD8
+        elif marker == 0xD9:
+            ended = True
+        elif not restarts or marker != 0xD0 + count % 8:
             return False
-        count += 1
-    return False
+        else:
+            count += 1
+    return ended
 
 
-PIECES = [b"\xff\x00", b"\xff", b"\x00", b"\x01", b"\xfe", b"\xd9", b"\xff\xd9", b"\xff\xda"]
+PIECES = [
+    b"\xff\xd8",
+    b"\xff\x00",
+    b"\xff",
+    b"\x00",
+    b"\x01",
+    b"\xfe",
+    b"\xd9",
+    b"\xff\xd9",
+    b"\xff\xda",
+]
 RESTARTS = b"".join(bytes([0x37, 0xFF, 0xD0 + i % 8]) for i in range(9))
 CODED = st.builds(
     lambda restarts, pieces: RESTARTS[: 3 * restarts] + b"".join(pieces),

@@ -43,7 +43,7 @@ class Kind:
         return common and self.precision == 8
 
 
-_SCAN, _END, _RESTARTS, _RESTART = 0xDA, 0xD9, 0xDD, 0xD0
+_START, _SCAN, _END, _RESTARTS, _RESTART = 0xD8, 0xDA, 0xD9, 0xDD, 0xD0
 _JFIF, _ADOBE = 0xE0, 0xEE
 # Frames of all coding processes; the three numbers left out are tables and reserved.
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -119,6 +119,7 @@ def is_regular(data: memoryview, kind: Kind) -> bool:
     """Say whether the coded data of a file with one scan have its markers only, and its end.
 
     A bit that is wrong often makes a marker. Engines decode past one, and what follows is garbage.
+    Behind the end may be whatever programs put there, but for an end that no other picture has.
     """
     coded = np.frombuffer(data, np.uint8)[kind.coded_at :]
     if len(coded) < 2:
@@ -129,17 +130,16 @@ def is_regular(data: memoryview, kind: Kind) -> bool:
     found = raised[1:] > 1
     np.less(raised[:-1], found.view(np.uint8), out=found)
     first = found.argmax()
-    if found[first] and coded[first + 1] == _END:
-        return True
-    if not kind.restarts:
-        return False
+    if found[first] and first + 2 == len(coded):
+        return bool(coded[first + 1] == _END)
     markers = coded[1:][found]
     ends = np.flatnonzero(markers == _END)
-    if not len(ends):
+    if not len(ends) or (ends[0] and not kind.restarts):
         return False
-    inside = markers[: ends[0]]
+    inside, behind = markers[: ends[0]], markers[ends[0] + 1 :]
     in_order = _RESTART + np.arange(len(inside)) % 8
-    return bool((inside == in_order).all())
+    bounds = behind[(behind == _END) | (behind == _START)]
+    return bool((inside == in_order).all()) and (not len(bounds) or bool(bounds[0] == _START))
 
 
 def _read_frame(process: int, segment: bytes) -> _Frame | None:

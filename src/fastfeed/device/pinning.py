@@ -58,12 +58,13 @@ class Pinner:
         """Bytes that are registered."""
         self.refused: str | None = None
         """Why no more is registered, if so."""
+        self._closed = False
         with _sharing:  # last: others look at it from now on
             _living.add(self)
 
     def use(self, region: Region, stop: int) -> None:
         """Have the first `stop` bytes of a region registered; lanes may ask at the same time."""
-        if stop <= self._asked.get(region.base, 0) or self.refused is not None:
+        if self._closed or self.refused is not None or stop <= self._asked.get(region.base, 0):
             return
         if not _sharing.acquire(timeout=_PATIENCE_S):
             return  # the next batch asks again
@@ -152,7 +153,7 @@ class Pinner:
         if self.thread is not None:
             self._jobs.put(None)
             self.thread.join()
-        self.refused = self.refused or "the workers have ended"
+        self._closed = True
         for address in self._pinned:
             self._device.unpin(address)
         self._pinned.clear()
