@@ -51,7 +51,6 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
                 rewind(state, sampler, generator)
                 self._sampler_iter = iter(sampler)
         self._stats = loader.collector
-        self._epoch = progress.epoch
         self._fetcher: Any = None
         self._shards = shards_under(self._dataset)
         source = source_of(self, loader)
@@ -163,7 +162,7 @@ class InProcessIterator(_SingleProcessDataLoaderIter):
             return self._dataset_fetcher.fetch(index)
         try:
             share = 0.0 if self._mover is None else self._mover.share
-            return self._fetcher.fetch(index, self._epoch, HeapWriter(), share=share)
+            return self._fetcher.fetch(index, self._progress.epoch, HeapWriter(), share=share)
         finally:
             report = self._fetcher.take_report()
             self._skipped, self._steps_s = report.skipped, report.steps_s

@@ -33,7 +33,9 @@ class Progress:
         epoch: int,
         resumed: LoaderState | None,
         snapshot_every: int,
+        counts: ShardSampler | None = None,
     ) -> None:
+        """`counts` is the sampler that counts epochs, if it is ours."""
         self._samplers = list(samplers_of(index_sampler))
         self._generator = generator
         self._generators = generators_of(index_sampler, generator)
@@ -45,6 +47,7 @@ class Progress:
             snapshot_every=snapshot_every,
         )
         self._epoch = epoch if self._resumed is None else self._resumed.epoch
+        self._counts = counts if self._resumed is None else None
         self._finished = False
         self._keeps_seed = False
         self._left_out = 0
@@ -85,7 +88,11 @@ class Progress:
 
     def next(self) -> tuple[int, Any]:
         """Return the number and the indices of the next batch; StopIteration if there is none."""
-        return self._stream.next()
+        found = self._stream.next()
+        if self._counts is not None:
+            # It begins its epoch only now, and another iterator may have begun one before.
+            self._epoch, self._counts = self._counts.epoch - 1, None
+        return found
 
     def deliver(self, number: int, *, worker: int = 0, state: Any = None) -> None:
         """Count a batch that the loop is given, or that is left out."""

@@ -76,6 +76,23 @@ def test_pictures_do_not_depend_on_workers_or_threads(photo_shards):
     assert image.is_contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_two_views_do_not_depend_on_workers(photo_shards, shuffle):
+    """Of two iterators side by side each has an epoch of its own, in order and in crops."""
+    source = str(photo_shards / "photos-{000000..000002}.tar")
+    runs = []
+    for workers in (0, 2):
+        dataset = ff.ShardDataset(source, FIELDS, seed=5)
+        loader = ff.DataLoader(dataset, batch_size=6, shuffle=shuffle, num_workers=workers)
+        runs.append(
+            [(one["image"], other["image"]) for one, other in zip(loader, loader, strict=True)]
+        )
+    for (one, other), (first, second) in zip(*runs, strict=True):
+        assert torch.equal(one, first)
+        assert torch.equal(other, second)
+        assert not torch.equal(one, other)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_raw_bytes_are_the_members_bytes(photo_shards, photos, workers):
     """A batch of raw fields alone is read straight into its memory and equals the files."""
