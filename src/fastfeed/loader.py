@@ -378,7 +378,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             epoch=self._next_epoch() if state is None else state.epoch,
             resumed=state,
             snapshot_every=self.snapshot_every_n_steps,
-            counts=self._shard_sampler(),
+            shard_sampler=self._shard_sampler(),
         )
 
     def region_bytes(self, memory: int | None) -> int:

@@ -33,9 +33,9 @@ class Progress:
         epoch: int,
         resumed: LoaderState | None,
         snapshot_every: int,
-        counts: ShardSampler | None = None,
+        shard_sampler: ShardSampler | None = None,
     ) -> None:
-        """`counts` is the sampler that counts epochs, if it is ours."""
+        """`shard_sampler` is the one of them that counts epochs itself, if it is there."""
         self._samplers = list(samplers_of(index_sampler))
         self._generator = generator
         self._generators = generators_of(index_sampler, generator)
@@ -47,7 +47,7 @@ class Progress:
             snapshot_every=snapshot_every,
         )
         self._epoch = epoch if self._resumed is None else self._resumed.epoch
-        self._counts = counts if self._resumed is None else None
+        self._begins = shard_sampler if self._resumed is None else None
         self._finished = False
         self._keeps_seed = False
         self._left_out = 0
@@ -89,9 +89,9 @@ class Progress:
     def next(self) -> tuple[int, Any]:
         """Return the number and the indices of the next batch; StopIteration if there is none."""
         found = self._stream.next()
-        if self._counts is not None:
+        if self._begins is not None:
             # It begins its epoch only now, and another iterator may have begun one before.
-            self._epoch, self._counts = self._counts.epoch - 1, None
+            self._epoch, self._begins = self._begins.epoch - 1, None
         return found
 
     def deliver(self, number: int, *, worker: int = 0, state: Any = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
+from fastfeed.decoding.jpeg_header import SEGMENT
 from fastfeed.decoding.window import Box
 
 if TYPE_CHECKING:
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-# How a segment begins: 0xFF, its marker, and how long it is.
-_HEAD = struct.Struct(">BBH")
 _ORIENTATION = 0x0112
 # More directory entries than any camera writes; a bound for hostile files.
 _ENTRIES = 1000
@@ -21,9 +20,9 @@ _ENTRIES = 1000
 
 def jpeg_orientation(data: memoryview) -> int:
     """Return 1 to 8 from the first EXIF segment of a JPEG; 1 where there is none that is right."""
-    place, last = 2, len(data) - _HEAD.size
+    place, last = 2, len(data) - SEGMENT.size
     while place <= last:
-        start, marker, length = _HEAD.unpack_from(data, place)
+        start, marker, length = SEGMENT.unpack_from(data, place)
         if start != 0xFF or marker in {0xDA, 0xD9}:
             break
         if marker == 0xFF:  # fill bytes may stand before a marker

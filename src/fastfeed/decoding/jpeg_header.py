@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import struct
 from typing import Final
 
 from fastfeed.errors import DecodeError
 
 MOST_SCANS: Final = 500
 """Progressive files need some ten scans; each goes over all pixels, so thousands attack time."""
+
+SEGMENT: Final = struct.Struct(">BBH")
+"""How a segment begins: 0xFF, its marker, and how long it is."""
 
 _START = b"\xff\xd8\xff"
 _END = b"\xff\xd9"

@@ -8,6 +8,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from fastfeed.decoding.jpeg_header import SEGMENT
+
 Subsampling = Literal["444", "422", "420", "440", "411", "410", "gray", "other"]
 Space = Literal["gray", "YCbCr", "RGB", "CMYK", "other"]
 
@@ -60,8 +62,6 @@ _SUBSAMPLINGS: Final[dict[int, Subsampling]] = {
     0x42: "410",
 }
 _SPACES: Final[dict[int, Space]] = {1: "gray", 3: "YCbCr", 4: "CMYK"}
-# How a segment begins: 0xFF, its marker, and how long it is.
-_HEAD: Final = struct.Struct(">BBH")
 # More segments than any program writes; a bound for hostile files.
 _SEGMENTS: Final = 10_000
 
@@ -86,10 +86,10 @@ def read_kind(data: memoryview) -> Kind | None:
     place, frame, jfif, adobe, restarts = 2, None, False, -1, False
     for _ in range(_SEGMENTS):
         try:
-            start, marker, length = _HEAD.unpack_from(data, place)
+            start, marker, length = SEGMENT.unpack_from(data, place)
             while start == marker == 0xFF:  # fill bytes before a marker
                 place += 1
-                start, marker, length = _HEAD.unpack_from(data, place)
+                start, marker, length = SEGMENT.unpack_from(data, place)
         except struct.error:  # the end
             return None
         if start != 0xFF or marker == _END:

@@ -165,8 +165,10 @@ class DevicePath:
 
     def _second_lane(self) -> _Lane | None:
         """Return a lane more, if batches can be got ready there while the decoder is busy."""
-        overlaps = None if self.decoder is None else OVERLAPS.get(self.decoder.name)
-        if self.decoder is None or overlaps is None or not overlaps():
+        if self.decoder is None:
+            return None
+        overlaps = OVERLAPS.get(self.decoder.name)
+        if overlaps is None or not overlaps():
             return None
         try:
             device = open_device(self.device.target)

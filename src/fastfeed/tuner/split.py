@@ -51,7 +51,7 @@ _BEHIND = 0.5
 # Windows of one share that are looked at together, so that noise averages out.
 _POOLED = 6
 # So many windows in a row without a batch as slow as those before are other work.
-_OTHERS = 2
+_FASTER = 2
 # While it settles the tuner moves for this difference of shares, or this gain of the rate.
 _SETTLING = (0.02, 0.015)
 # Once it has settled only for these, and when so many windows in a row say so.
@@ -110,7 +110,7 @@ class SplitTuner:
         self._remembers = _PACES[0]
         self._paces = deque[float](maxlen=self._remembers)
         self._slowest = deque[float](maxlen=_POOLED)
-        self._others = 0
+        self._faster = 0
         self._stays = False
         self._stayed: Costs | None = None
         self._left_rate = 0.0
@@ -134,15 +134,14 @@ class SplitTuner:
         self._seen = self._seen[-size * _POOLED :]
         costs = measure(self._seen, known=self._costs, apart=self._apart)
         latest = measure(self._seen[-size:], known=self._costs, apart=self._apart)
-        before = self._seen[:-size]
-        known = measure(before, known=self._costs, apart=self._apart) if before else latest
-        self._others = self._others + 1 if self._is_faster(latest, known) else 0
-        if self._others == _OTHERS:
+        is_faster = self._costs is not None and _is_faster(latest, self._costs)
+        self._faster = self._faster + 1 if is_faster else 0
+        if self._faster == _FASTER:
             # Smaller pictures or faster cores: what was before says nothing any more.
-            self._seen = self._seen[-size * _OTHERS :]
+            self._seen = self._seen[-size * _FASTER :]
             self._paces.clear()
             self._slowest.clear()
-            self._others = 0
+            self._faster = 0
             costs = measure(self._seen, known=self._costs, apart=self._apart)
         self._costs = costs
         self._pace(latest)
@@ -166,12 +165,6 @@ class SplitTuner:
             lost = max(1.0, makes / latest.rate) if starved and self._starves else 1.0
             self._paces.append(latest.decode_s * lost)
             self._slowest.append(latest.slowest)
-
-    @staticmethod
-    def _is_faster(latest: Costs, known: Costs) -> bool:
-        """Say whether even a window's slowest batch was decoded much faster than those before."""
-        slowest = (latest.decode_s or 0.0) * latest.slowest
-        return slowest < (known.decode_s or 0.0) and differs(slowest, known.decode_s)
 
     def _answer(self, costs: Costs) -> Decision | None:
         """Hold the last change to the rate before it, and take it back if that was better."""
@@ -332,6 +325,12 @@ class SplitTuner:
         self._starves = False
         self._worse = self._agreed = 0
         return decision
+
+
+def _is_faster(latest: Costs, known: Costs) -> bool:
+    """Say whether even a window's slowest batch was decoded much faster than those before."""
+    slowest = (latest.decode_s or 0.0) * latest.slowest
+    return slowest < (known.decode_s or 0.0) and differs(slowest, known.decode_s)
 
 
 def _many(rate: float) -> str:
