@@ -110,6 +110,26 @@ def test_few_steps_are_enough_when_they_are_slow():
     assert rounds.steps == 9
 
 
+def test_a_device_is_given_no_more_than_it_does_in_the_time():
+    """Giving it steps costs the host nothing, doing them takes the device long."""
+    clock = Clock()
+    rounds, _ = rounds_of(clock, Loader(clock, wait_s=0.0), step_s=0.0)
+    given = []
+
+    def synchronize():
+        clock.now += 0.02 * len(given)
+        given.clear()
+
+    rounds._run.step, rounds._run.synchronize = given.append, synchronize
+    rounds.warm_up()
+    begin = clock.now
+    rounds.once(3.0, backwards=False)
+    assert clock.now - begin < 5.0 + 3.0 * 1.5  # an epoch begins, and steps that do not count
+    begin = clock.now
+    assert rounds.follow(rounds.here, 0.1) == pytest.approx(1.0)
+    assert clock.now - begin < 2 * 9 * 0.15
+
+
 def test_epochs_of_one_batch():
     """Where every batch begins an epoch, the beginnings are what the loop waits for."""
     clock = Clock()

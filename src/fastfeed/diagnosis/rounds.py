@@ -76,6 +76,7 @@ class Rounds:
         self._feeder = feeder
         self._next_kept = 0
         self._counts = False
+        self._step_s = 0.0  # of a step alone
         self.stretches: dict[Phase, Stretches] = {phase: Stretches() for phase in PHASES}
         self.waits = Waits()
         self.turns: dict[int, list[Taken]] = defaultdict(list)
@@ -99,9 +100,8 @@ class Rounds:
             if batches.nbytes(self.kept[0]) * (len(self.kept) + 1) > _KEPT_BYTES:
                 break
         self.here = self._run.place(batches.kept(self.kept[0]))
-        for _ in range(_WARM_UP):
-            self._run.step(self.here)
-        self._run.synchronize()
+        self._alone(self.here, 1)
+        self._step_s = self._alone(self.here, _WARM_UP - 1)
 
     def once(self, seconds: float, *, backwards: bool) -> None:
         """Run all phases for some seconds, in order or backwards."""
@@ -116,14 +116,14 @@ class Rounds:
     def _stretch(self, phase: Phase, seconds: float) -> None:
         """Run steps of a phase, first some that do not count."""
         run, clock, stretch = self._run, self._run.clock, self.stretches[phase]
-        give = self._giver(phase)
+        give, most = self._giver(phase), self._steps_in(seconds)
         self._settle(phase, give, seconds)
         run.synchronize()
         self._counts = True
         before, looked = self._look(), clock()
         with stretch.probe:
             begin, waited, paused, steps = clock(), 0.0, 0.0, 0
-            while steps < _LEAST or (clock() - begin - paused < seconds and steps < _MOST):
+            while steps < _LEAST or (clock() - begin - paused < seconds and steps < most):
                 fresh = False
                 for _ in range(max(1, self._feeder.count)):  # whole turns: each worker as often
                     wait_s, pause_s, batch = give()
@@ -204,19 +204,24 @@ class Rounds:
     def follow(self, other: Any, seconds: float) -> float:
         """Return the time of a step on another batch over that on the one of the ceiling phase."""
         whole = part = float("inf")
+        steps = self._steps_in(seconds)
         for _ in range(_PAIRS):  # what else the machine does only ever adds to them
-            whole = min(whole, self._alone(self.here, seconds))
-            part = min(part, self._alone(other, seconds))
+            whole = min(whole, self._alone(self.here, steps))
+            part = min(part, self._alone(other, steps))
         return part / whole
 
-    def _alone(self, batch: Any, seconds: float) -> float:
+    def _steps_in(self, seconds: float) -> int:
+        """Return how many steps a device does in some seconds; it can be given far more in them."""
+        return round(min(_MOST, max(_LEAST, seconds / max(self._step_s, 1e-6))))
+
+    def _alone(self, batch: Any, steps: int) -> float:
+        """Return the time of a step on a batch that is there, the mean of some."""
         run, clock = self._run, self._run.clock
         run.step(batch)
         run.synchronize()
-        begin, steps = clock(), 0
-        while steps < _LEAST or (clock() - begin < seconds and steps < _MOST):
+        begin = clock()
+        for _ in range(steps):
             run.step(batch)
-            steps += 1
         run.synchronize()
         return (clock() - begin) / steps
 
