@@ -111,11 +111,11 @@ class Pool(Protocol):
         ...
 
     def watch_for_interrupts(self) -> None:
-        """Prepare for `interrupt`: from now on one thread receives while another sends."""
+        """Prepare for `interrupt`: from now on a thread receives while another sends."""
         ...
 
     def interrupt(self) -> None:
-        """Have a `receive` that waits in another thread return None, now and from now on."""
+        """Have a `receive` in another thread return None: the one that waits, or the next."""
         ...
 
     def close(self, *, grace_s: float = ...) -> None:

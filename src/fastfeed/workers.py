@@ -222,7 +222,10 @@ class WorkerPool:
         until = math.inf if timeout is None else time.monotonic() + timeout
         while not self._results:
             events = self._wait(until)
-            if not events or any(key.data == _WOKEN for key, _ in events):
+            if not events:
+                return None
+            if self._wake is not None and any(key.data == _WOKEN for key, _ in events):
+                self._wake[0].recv_bytes()
                 return None
             with self._lock:
                 self._answer(events)
@@ -252,7 +255,7 @@ class WorkerPool:
         self._selector.register(self._wake[0], _READ, _WOKEN)
 
     def interrupt(self) -> None:
-        """Have a `receive` that waits in another thread return None, now and from now on."""
+        """Have a `receive` in another thread return None: the one that waits, or the next."""
         if self._wake is not None:
             self._wake[1].send_bytes(b"")
 

@@ -23,7 +23,11 @@ def test_batches_before_a_death_come_while_the_others_are_stopped(
 ):
     """Stopping workers takes a while; who asks then gets what was made, and then the death."""
     ended, go_on = threading.Event(), threading.Event()
-    close = WorkerPool.close
+    close, await_staged = WorkerPool.close, device_pool.DevicePool.await_staged
+
+    def asks(self, arrival):
+        go_on.set()
+        await_staged(self, arrival)
 
     def slow_close(self, **grace):
         close(self, **grace)
@@ -34,6 +38,7 @@ def test_batches_before_a_death_come_while_the_others_are_stopped(
     iterator = iter(ff.DataLoader(samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
     seen = first_of(next(iterator) for _ in range(4))
     assert ended.wait(60)
+    monkeypatch.setattr(device_pool.DevicePool, "await_staged", asks)
     try:
         seen += first_of([next(iterator)])
     finally:
@@ -51,7 +56,9 @@ def test_a_death_between_two_epochs_is_raised_once(fake_device, samples, first_o
     iterator = iter(loader)
     next(iterator)
     os.kill(iterator._pool._inner._workers[0].process.pid, signal.SIGKILL)
-    iterator._pool._receiver.join(60)
+    pool = iterator._pool
+    with pool._change:
+        assert pool._change.wait_for(lambda: pool._failure is not None, 60)
     with pytest.raises(WorkerError, match="SIGKILL"):
         list(loader)
     assert first_of(loader) == list(range(0, 64, 4))

@@ -59,12 +59,28 @@ def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch, samples, 
     assert first_of(loader) == list(range(12, 32, 4))
 
 
-def test_a_dead_stage_is_noticed(fake_device, monkeypatch, samples):
-    """A loop that waits for a thread that is gone gets an error, not silence."""
+def test_a_stage_that_dies_is_noticed(fake_device, monkeypatch, samples):
+    """A loop that waits for a batch in the hand of a thread that is gone gets an error."""
+
+    def dies(*_):
+        raise MemoryError
+
     monkeypatch.setattr(device_pool, "_LOOK_S", 0.01)
-    monkeypatch.setattr(device_pool.DevicePool, "_stage_all", lambda *_: None)
+    monkeypatch.setattr(device_pool.DevicePool, "_move", dies)
     loader = iter(ff.DataLoader(samples(8), batch_size=4, num_workers=1, device="cuda"))
     with pytest.raises(DeviceError, match="has ended"):
+        next(loader)
+
+
+def test_a_stage_that_does_not_begin_says_why(fake_device, monkeypatch, samples):
+    """What a thread meets before it can receive anything is raised in the loop."""
+
+    def fails():
+        raise DeviceError("the GPU has gone")
+
+    monkeypatch.setattr(fake_device, "enter_thread", fails)
+    loader = iter(ff.DataLoader(samples(8), batch_size=4, num_workers=1, device="cuda"))
+    with pytest.raises(DeviceError, match="has gone"):
         next(loader)
 
 

@@ -56,7 +56,7 @@ class Marked(torch.Tensor):
 
 def test_what_moves_itself_is_handed_over(fake_device):
     """Its tensors are known as those of the batch: their memory waits for the loop's stream."""
-    moved = Stage(fake_device).move({"boxes": Boxes({"a": torch.ones(3)}), "x": torch.ones(2)})
+    moved, _ = Stage(fake_device).move({"boxes": Boxes({"a": torch.ones(3)}), "x": torch.ones(2)})
     sent = {id(tensor) for tensor in moved.sent}
     assert sent == {id(moved.batch["boxes"].parts["a"]), id(moved.batch["x"])}
     moved.mark.wait()
@@ -66,9 +66,9 @@ def test_what_is_read_is_held_whatever_becomes_of_its_container(fake_device):
     """A mapping that changes with its copy lets host tensors go; the copies still read them."""
     tree = View({"x": torch.ones(3)})
     source = weakref.ref(tree["x"])
-    moved = Stage(fake_device).move(tree)
+    moved, held = Stage(fake_device).move(tree)
     assert source() is not None
-    assert any(one is source() for one in moved.held)
+    assert any(one is source() for one in held)
     moved.mark.wait()
 
 

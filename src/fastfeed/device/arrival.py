@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,7 @@ if TYPE_CHECKING:
     from fastfeed.arrival import Arrival, Opened
     from fastfeed.device.pool import DevicePool
     from fastfeed.device.stage import Moved
-    from fastfeed.policy import FeedReport
     from fastfeed.slots.region import Region
-    from fastfeed.stats import StageTimes
-    from fastfeed.worker import Result
 
 
 class State(Enum):
@@ -31,50 +27,37 @@ class DeviceArrival:
     """A result whose batch goes to the device."""
 
     def __init__(self, inner: Arrival, pool: DevicePool) -> None:
-        self._inner = inner
+        self.inner = inner
+        """The result as the worker gave it."""
+        self.result = inner.result
+        """What the worker says of it, and what came to light on the device."""
+        result = inner.result
+        self.has_batch = result.number >= 0 and not (
+            result.ended or inner.empty or inner.error() is not None
+        )
+        """Whether there is anything for the device."""
         self._pool = pool
         self.state = State.ARRIVED
-        self.staged = threading.Event()
         self.moved: Moved | None = None
         self.raised: BaseException | None = None
         self.skipped = False
         self.opened: Opened | None = None
-        self.stage: StageTimes | None = None
         self.is_typical = True
         """Whether the stage's time says something: nothing was being pinned."""
-        self.report: FeedReport | None = inner.result.report
-
-    @property
-    def inner(self) -> Arrival:
-        """The result as the worker gave it."""
-        return self._inner
-
-    @property
-    def result(self) -> Result:
-        """What the worker says of it, and what came to light on the device."""
-        return self._inner.result._replace(report=self.report, stage=self.stage)
 
     @property
     def empty(self) -> bool:
         """Whether all samples of the batch were skipped."""
-        return self._inner.empty or self.skipped
+        return self.inner.empty or self.skipped
 
     @property
     def region(self) -> Region | None:
         """The worker's memory."""
-        return self._inner.region
-
-    @property
-    def has_batch(self) -> bool:
-        """Whether there is anything for the device."""
-        result = self._inner.result
-        return result.number >= 0 and not (
-            result.ended or self._inner.empty or self._inner.error() is not None
-        )
+        return self.inner.region
 
     def error(self) -> BaseException | None:
         """Return what was raised for this batch, once it is on the device."""
-        failed = self._inner.error()
+        failed = self.inner.error()
         if failed is not None or not self.has_batch:
             return failed
         self._pool.await_staged(self)

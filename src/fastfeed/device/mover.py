@@ -32,8 +32,8 @@ class Mover:
         Raises EmptyBatchError if all of its samples were bad and left out; `take_report` has them.
         """
         with at_work():
-            moved = self._stage.move(batch)
-        moved.mark.wait()  # the host's memory is let go
+            moved, _held = self._stage.move(batch)
+        moved.mark.wait()
         return self._output.deliver(moved), moved.report
 
     def take_report(self) -> FeedReport:

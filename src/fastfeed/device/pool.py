@@ -1,11 +1,12 @@
 """Workers whose batches go to a device: a pool in front of a pool, with threads of its own.
 
-One thread receives what the workers send, one or two move batches to the device a few ahead of the
-loop, each by its own `Stage`. The loop sends jobs and takes results as from any pool. Success:
-every result comes through, and its batch is on the device when it is opened. Failure: what a
-batch's move raised is raised when its turn comes; a dead worker is raised by `receive`, as ever.
-Cancellation: `close` ends the threads before the workers, and waits for no more than the copies
-that are under way.
+One or two threads receive what the workers send, in turns, and move batches to the device a few
+ahead of the loop, each by its own `Stage`: a batch changes threads once, on its way to the loop,
+for each change costs as much as all that is done with it. The loop sends jobs and takes results as
+from any pool. Success: every result comes through, and its batch is on the device when it is
+opened. Failure: what a batch's move raised is raised when its turn comes; a dead worker is raised
+by `receive`, as ever. Cancellation: `close` ends the threads before the workers, and waits for no
+more than the copies that are under way.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import queue
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.device.arrival import DeviceArrival, State
@@ -45,18 +46,22 @@ _LOOK_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Walk:
-    """What one staging thread has in hand, and what it waited for since its last batch."""
+    """What one of the threads has in hand, and what it waited for since its last batch."""
 
     stage: Stage
     lane: int = 0
-    after: _Walk | None = None
-    """One that goes first: this one has work only while that has something in hand."""
-    in_hand: bool = False
     under_way: deque[tuple[Mark, Any]] = field(default_factory=deque)
     """For each batch when it is complete, and the host memory that is read until then."""
     starved_s: float = 0.0
     full_s: float = 0.0
     copying_s: float = 0.0
+
+    def waited(self, seconds: float, *, full: bool) -> None:
+        """Count time without anything to move, or with no room for it."""
+        if full:
+            self.full_s += seconds
+        else:
+            self.starved_s += seconds
 
 
 class DevicePool:
@@ -81,20 +86,16 @@ class DevicePool:
         self._ending = False
         self._move_one = DevicePool._move  # of the class: a pool must not hold itself
         self._copies = max(1, _UNDER_WAY // len(stages))  # under way, of each
+        self._is_receiving = False
+        self._is_full = False  # and a thread waits for workers although there are batches to move
         inner.watch_for_interrupts()
-        self._receiver = threading.Thread(
-            target=self._receive_all, name="fastfeed-receive", daemon=True
-        )
-        walks: list[_Walk] = []
-        for lane, stage in enumerate(stages):
-            walks.append(_Walk(stage, lane, after=walks[-1] if walks else None))
-        self._stagers = [
+        self._threads = [
             threading.Thread(
-                target=self._stage_all, args=(walk,), name="fastfeed-stage", daemon=True
+                target=self._work, args=(_Walk(stage, lane),), name="fastfeed-stage", daemon=True
             )
-            for walk in walks
+            for lane, stage in enumerate(stages)
         ]
-        for thread in (self._receiver, *self._stagers):
+        for thread in self._threads:
             thread.start()
 
     # What the loop asks for
@@ -153,11 +154,13 @@ class DevicePool:
     def receive(self, timeout: float | None) -> DeviceArrival | None:
         """Return the next result, waiting for it; None if the time is over."""
         self._must_be_open()
-        with self._share.waiting():
-            try:
-                arrival = self._results.get(timeout=timeout)
-            except queue.Empty:
-                return None
+        started = self._share.wait_begins()
+        try:
+            arrival = self._results.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        finally:
+            self._share.wait_ends(started)
         if arrival is None:
             self.close()
             self._must_be_open()  # says why it is not
@@ -197,7 +200,7 @@ class DevicePool:
             self._change.notify_all()
         if not self._inner.closed:
             self._inner.interrupt()
-        for thread in (self._receiver, *self._stagers):
+        for thread in self._threads:
             thread.join()
         self._waiting.clear()
         self._inner.close(**grace)
@@ -208,24 +211,27 @@ class DevicePool:
 
     def await_staged(self, arrival: DeviceArrival) -> None:
         """Wait until a batch is on the device; it goes first."""
-        if self.closed and not arrival.staged.is_set():
-            self._must_be_open()
-        with self._change:
-            self._wanted = arrival
-            self._change.notify_all()
-        try:
-            with self._share.waiting():
+        started = self._share.wait_begins()
+        if arrival.state is State.ARRIVED:
+            if self.closed:
+                self._must_be_open()
+            with self._change:
                 self._wait(arrival)
-        finally:
-            self._wanted = None  # it holds the batch
+        self._share.wait_ends(started)
 
     def _wait(self, arrival: DeviceArrival) -> None:
-        while not arrival.staged.wait(_LOOK_S):
-            if not all(thread.is_alive() for thread in self._stagers):
-                raise DeviceError(
-                    "a thread that moves batches to the device has ended",
-                    way_out="Make a new iterator",
-                )
+        """Wait until a batch is on the device; the lock must be held."""
+        self._wanted = arrival
+        self._stir()
+        try:
+            while not self._change.wait_for(lambda: arrival.state is not State.ARRIVED, _LOOK_S):
+                if not all(thread.is_alive() for thread in self._threads):
+                    raise DeviceError(
+                        "a thread that moves batches to the device has ended",
+                        way_out="Make a new iterator",
+                    ) from self._failure
+        finally:
+            self._wanted = None  # it holds the batch
 
     def take(self, arrival: DeviceArrival) -> Opened:
         """Return a batch for the current stream."""
@@ -249,11 +255,11 @@ class DevicePool:
         self._share.forget(result.generation, result.number)
         with self._change:
             waits = self._waiting.pop(id(arrival), None) is not None
+            if arrival.has_batch and not waits and not self._ending:
+                self._wait(arrival)  # the stage has begun with it
         if waits or not arrival.has_batch:
             arrival.inner.give_up()
             return
-        if not self._ending:
-            self._wait(arrival)  # the stage has begun with it
         self._leave(arrival)
         arrival.moved = arrival.raised = None
 
@@ -262,34 +268,26 @@ class DevicePool:
             if arrival.state is State.STAGED:
                 self._staged -= 1
             arrival.state = State.TAKEN
-            self._change.notify_all()
+            self._stir()
+
+    def _stir(self) -> None:
+        """Have a thread look again for something to move; the lock must be held."""
+        self._change.notify_all()
+        if self._is_full:
+            self._is_full = False
+            self._inner.interrupt()
 
     # The threads
 
-    def _receive_all(self) -> None:
-        """Take in what workers send, until the end."""
+    def _work(self, walk: _Walk) -> None:
+        """Take in what workers send and move it to the device, until the end."""
         try:
             with at_work():
-                while not self._ending:
-                    inner = self._inner.receive(None)
-                    if inner is None:
-                        break
-                    arrival = DeviceArrival(inner, self)
-                    if arrival.has_batch:
-                        with self._change:
-                            self._waiting[id(arrival)] = arrival
-                            self._change.notify_all()
-                    self._results.put(arrival)
+                walk.stage.device.enter_thread()
+                while self._stage_one(walk):
+                    pass
         except BaseException as error:  # noqa: BLE001 - it is raised in the loop
-            self._failure = error
-        self._results.put(None)
-
-    def _stage_all(self, walk: _Walk) -> None:
-        """Move batches to the device, the first in the loop's order first."""
-        with at_work():
-            walk.stage.device.enter_thread()
-            while self._stage_one(walk):
-                pass
+            self._fail(error)
 
     def _stage_one(self, walk: _Walk) -> bool:
         """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
@@ -310,32 +308,58 @@ class DevicePool:
             walk.copying_s += time.perf_counter() - started
         return True
 
+    def _fail(self, error: BaseException) -> None:
+        """Have the loop raise an error, after the results that are there."""
+        self._failure = error
+        self._results.put(None)
+
     def _next(self, walk: _Walk) -> DeviceArrival | None:
         """Return the batch to move next; None if there is none now, or at the end.
 
         With copies under way it does not wait for one.
         """
-        with self._change:
-            walk.in_hand = False
-            while not self._ending:
-                first = self._first() if walk.after is None or walk.after.in_hand else None
+        timeout: float | None = 0.0
+        while not self._ending:
+            started, full = time.perf_counter(), bool(self._waiting)
+            self._take_in(timeout)
+            with self._change:
+                first = self._first()
                 if first is not None:
                     del self._waiting[id(first)]
                     self._staged += 1
-                    walk.in_hand = True
-                    if self._first() is not None:
-                        self._change.notify_all()  # it is for the one after this
-                    return first
-                if walk.under_way:
-                    return None
-                started, full = time.perf_counter(), bool(self._waiting)
-                self._change.wait()
-                waited_s = time.perf_counter() - started
-                if full:
-                    walk.full_s += waited_s
-                else:
-                    walk.starved_s += waited_s
+                elif timeout is None and not self._may_receive() and not self._ending:
+                    self._change.wait()
+            if timeout is None:
+                walk.waited(time.perf_counter() - started, full=full)
+            if first is not None or walk.under_way:
+                return first
+            timeout = None
         return None
+
+    def _may_receive(self) -> bool:
+        """Say whether there is a use in waiting for workers; the lock must be held."""
+        return not (self._is_receiving or self._ending or self._failure is not None)
+
+    def _take_in(self, timeout: float | None) -> None:
+        """Wait for a result, unless another thread does; take in all that are there."""
+        with self._change:
+            if not self._may_receive() or (timeout is None and self._first() is not None):
+                return
+            self._is_receiving = True
+            self._is_full = timeout is None and bool(self._waiting)
+        try:
+            while (inner := self._inner.receive(timeout)) is not None:
+                timeout = 0.0
+                arrival = DeviceArrival(inner, self)
+                if arrival.has_batch:
+                    with self._change:
+                        self._waiting[id(arrival)] = arrival
+                self._results.put(arrival)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
+            self._fail(error)
+        with self._change:
+            self._is_receiving = self._is_full = False
+            self._change.notify_all()  # others may move what has come, or receive what follows
 
     def _first(self) -> DeviceArrival | None:
         """Return what is to be moved next, if there is room for it."""
@@ -356,27 +380,29 @@ class DevicePool:
                 stop = max((extent[1] for extent in arrival.result.extents), default=0)
                 pinner.use(region, stop)
             arrival.is_typical = pinner is None or not pinner.is_behind
-            moved = walk.stage.move(opened.batch)
-            if isinstance(arrival.report, FeedReport):
-                arrival.report.take_in(moved.report)
+            moved, held = walk.stage.move(opened.batch)
+            if isinstance(arrival.result.report, FeedReport):
+                arrival.result.report.take_in(moved.report)
             arrival.opened = opened._replace(batch=None)
-            arrival.moved = replace(moved, held=None)
-            begun = moved.mark, moved.held
+            arrival.moved = moved
+            begun = moved.mark, held
         except EmptyBatchError:
             arrival.skipped = True
-            if isinstance(arrival.report, FeedReport):
-                arrival.report.take_in(walk.stage.take_report())
+            if isinstance(arrival.result.report, FeedReport):
+                arrival.result.report.take_in(walk.stage.take_report())
         except BaseException as error:  # noqa: BLE001 - it is raised in the loop
             arrival.raised = error
         busy_s = time.perf_counter() - started
         waited_s = walk.starved_s, walk.full_s, walk.copying_s
-        arrival.stage = StageTimes(started, busy_s, *waited_s, walk.lane)
+        times = StageTimes(started, busy_s, *waited_s, walk.lane)
+        arrival.result = arrival.result._replace(stage=times)
         walk.starved_s = walk.full_s = walk.copying_s = 0.0
         with self._change:
             arrival.state = State.STAGED
+            if arrival is self._wanted:
+                self._change.notify_all()
         if begun is None:  # what failed takes no place there, and nobody comes for it
             self._leave(arrival)
-        arrival.staged.set()
         return begun
 
 

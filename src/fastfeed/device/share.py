@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from fastfeed.policy import FeedReport
 from fastfeed.tuner.split_model import Observation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fastfeed.device.stage import Moved
     from fastfeed.tuner.split import SplitTuner
     from fastfeed.worker import Result
@@ -33,17 +30,17 @@ class Share:
         self._asked[generation, number] = (self._tuner.share, samples)
         return self._tuner.share
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Count time that the consumer waits for its next batch."""
+    def wait_begins(self) -> float:
+        """Note that the consumer waits from now on; returns the time, for `wait_ends`."""
         started = time.perf_counter()
         if self._delivered_at is not None:
             self._step_s = started - self._delivered_at
             self._delivered_at = None
-        try:
-            yield
-        finally:
-            self._wait_s += time.perf_counter() - started
+        return started
+
+    def wait_ends(self, started: float) -> None:
+        """Count time that the consumer waited for its next batch."""
+        self._wait_s += time.perf_counter() - started
 
     def delivered(self, result: Result, moved: Moved, *, is_typical: bool) -> None:
         """Tell the tuner of a batch that the consumer has now, if its times say something."""

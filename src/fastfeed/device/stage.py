@@ -66,8 +66,6 @@ class Moved:
     """All that lies on the device."""
     mark: Mark
     """When it is complete."""
-    held: Any
-    """What of the host the copies read: to be kept until then."""
     seconds: float
     """What the host spent, without waiting while another lane's batch was decoded."""
     held_s: float
@@ -101,17 +99,18 @@ class Stage:
         self._lost = lost
         self._waited_s = self._held_s = 0.0
 
-    def move(self, batch: Any) -> Moved:
+    def move(self, batch: Any) -> tuple[Moved, list[Any]]:
         """Give the device all its work for a batch; DeviceError if it fails.
 
-        Bad pictures come to the data set's policy, which may raise what is wrong with them.
+        Beside it comes what the copies read of the host: to be kept until the mark. Bad pictures
+        come to the data set's policy, which may raise what is wrong with them.
         """
         started = time.perf_counter()
         self._waited_s = self._held_s = 0.0
         with self.device.work():
             transfer = Transfer(self.device, self.pinner)
             failed: dict[int, tuple[int, int]] = {}
-            held = []  # each by itself: a container may be changed in place
+            held: list[Any] = []  # each by itself: a container may be changed in place
 
             def change(leaf: Any) -> Any:
                 held.append(leaf)
@@ -128,7 +127,7 @@ class Stage:
             mark = self.device.mark()
         seconds = time.perf_counter() - started - self._waited_s
         report.steps_s["device"] = seconds
-        return Moved(moved, transfer.sent, mark, held, seconds, self._held_s, report)
+        return Moved(moved, transfer.sent, mark, seconds, self._held_s, report), held
 
     def take_report(self) -> FeedReport:
         """Return what the repair of a batch met of which nothing was left."""
