@@ -110,7 +110,8 @@ class WorkerIterator(_BaseDataLoaderIter):
         ]
         self._pool = self._pool_of(loader, source, setups)
         if path is not None:
-            self._pool = path.pool(self._pool, prefetch=self._prefetch)
+            shared = loader.worker_kind == "process"
+            self._pool = path.pool(self._pool, prefetch=self._prefetch, shared=shared)
         self._close = weakref.finalize(self, self._pool.close)
 
     def _pool_of(self, loader: DataLoader[Any], source: Source, setups: list[WorkerSetup]) -> Pool:

@@ -29,8 +29,8 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 _SHARD_ORDER, _SAMPLE_ORDER, _SUBSTITUTE, _BLOCK_ORDER = 1, 2, 3, 4
 # Turns of the network that shuffles: four are enough to look random, six are sure.
 _ROUNDS = 6
-# Samples whose order is computed at a time.
-_PIECE = 4096
+PIECE = 1024
+"""Samples of a rank whose order is computed at a time: a step that asks for more waits for it."""
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -120,14 +120,14 @@ class Plan:
         number = (ends - self.shard_bytes[order]) // self.window_bytes
         return np.split(order, np.flatnonzero(np.diff(number)) + 1) if count else []
 
-    def order(self) -> Iterator[NDArray[np.int64]]:
+    def order(self, piece: int = PIECE) -> Iterator[NDArray[np.int64]]:
         """Yield the sample indices of the epoch in pieces, each of one window or group."""
         for number, (lasts, counts) in enumerate(self._groups()):
             ends = np.cumsum(counts)
             count = int(ends[-1])
             permutation = Permutation(count, key=self._key(number, _SAMPLE_ORDER))
-            for first in range(0, count, _PIECE):
-                places = np.arange(first, min(first + _PIECE, count), dtype=np.int64)
+            for first in range(0, count, piece):
+                places = np.arange(first, min(first + piece, count), dtype=np.int64)
                 places = permutation.of(places)
                 held = np.searchsorted(ends, places, side="right")
                 yield lasts[held] - ends[held] + places

@@ -10,6 +10,8 @@ import numpy as np
 import torch.distributed
 from torch.utils.data import DistributedSampler
 
+from fastfeed.plan import PIECE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -152,7 +154,7 @@ class ShardSampler(DistributedSampler[int]):
 
     def _windows(self, epoch: int) -> Iterator[NDArray[np.int64]]:
         if self.shuffle:
-            yield from self._planned.plan(epoch).order()
+            yield from self._planned.plan(epoch).order(min(_CHUNK, PIECE * self.num_replicas))
             return
         for first in range(0, len(self._planned), _CHUNK):
             yield np.arange(first, min(first + _CHUNK, len(self._planned)), dtype=np.int64)

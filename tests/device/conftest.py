@@ -20,6 +20,9 @@ class FakeMark:
     def __init__(self, device, place):
         self._owner, self._place = device, place
 
+    def is_done(self):
+        return self._owner.has_done(self._place)
+
     def wait(self):
         self._owner.finish_until(self._place)
 
@@ -80,6 +83,9 @@ class FakeDevice:
                     self.torn.append(source)
                 self._done += 1
 
+    def has_done(self, place):
+        return self._done >= place
+
     def hand_over(self, tensors, mark):
         assert all(isinstance(one, torch.Tensor) for one in tensors)
         self.handed_over += 1
@@ -108,6 +114,20 @@ def fake_device(monkeypatch):
     )
     yield device
     assert device.torn == []
+
+
+@pytest.fixture(params=[True, False], ids=["beside the loop", "by the loop"])
+def is_beside(request, monkeypatch):
+    """Have threads of their own move batches, then the loop's."""
+    is_so = request.param
+    monkeypatch.setattr("fastfeed.device.path.DevicePath._is_beside", lambda *_, **__: is_so)
+    return is_so
+
+
+@pytest.fixture
+def beside(monkeypatch):
+    """Have threads of their own move batches."""
+    monkeypatch.setattr("fastfeed.device.path.DevicePath._is_beside", lambda *_, **__: True)
 
 
 class Samples(torch.utils.data.Dataset):

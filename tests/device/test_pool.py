@@ -14,7 +14,7 @@ from fastfeed.device import pool as device_pool
 from fastfeed.errors import DeviceError, WorkerError
 
 
-def test_a_dead_worker_is_raised_after_what_it_made(fake_device, samples):
+def test_a_dead_worker_is_raised_after_what_it_made(fake_device, is_beside, samples):
     """Batches that were made before a death are delivered, then the death is raised."""
     loader = iter(ff.DataLoader(samples(deadly=21), batch_size=4, num_workers=1, device="cuda"))
     seen = []
@@ -25,7 +25,7 @@ def test_a_dead_worker_is_raised_after_what_it_made(fake_device, samples):
     assert fake_device.pinned == {}
 
 
-def test_a_dead_worker_is_replaced(fake_device, tmp_path, samples, first_of):
+def test_a_dead_worker_is_replaced(fake_device, is_beside, tmp_path, samples, first_of):
     """With restarts the batches of a dead worker come from another one."""
 
     class Once(samples):
@@ -40,7 +40,9 @@ def test_a_dead_worker_is_replaced(fake_device, tmp_path, samples, first_of):
     assert first_of(loader) == list(range(0, 64, 4))
 
 
-def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch, samples, first_of):
+def test_a_failed_move_is_raised_in_its_turn(
+    fake_device, is_beside, monkeypatch, samples, first_of
+):
     """What goes wrong on the device is raised at its batch, and the next ones come."""
     from fastfeed.device.stage import Stage
 
@@ -59,7 +61,7 @@ def test_a_failed_move_is_raised_in_its_turn(fake_device, monkeypatch, samples, 
     assert first_of(loader) == list(range(12, 32, 4))
 
 
-def test_a_stage_that_dies_is_noticed(fake_device, monkeypatch, samples):
+def test_a_stage_that_dies_is_noticed(fake_device, beside, monkeypatch, samples):
     """A loop that waits for a batch in the hand of a thread that is gone gets an error."""
 
     def dies(*_):
@@ -72,7 +74,7 @@ def test_a_stage_that_dies_is_noticed(fake_device, monkeypatch, samples):
         next(loader)
 
 
-def test_a_stage_that_does_not_begin_says_why(fake_device, monkeypatch, samples):
+def test_a_stage_that_does_not_begin_says_why(fake_device, beside, monkeypatch, samples):
     """What a thread meets before it can receive anything is raised in the loop."""
 
     def fails():
@@ -84,7 +86,9 @@ def test_a_stage_that_does_not_begin_says_why(fake_device, monkeypatch, samples)
         next(loader)
 
 
-def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch, samples, first_of):
+def test_no_more_than_a_few_batches_wait_on_the_device(
+    fake_device, beside, monkeypatch, samples, first_of
+):
     """Batches on the device are bounded, however many the workers have made."""
     moved = threading.Semaphore(0)
     from fastfeed.device.stage import Stage
@@ -109,7 +113,14 @@ def test_no_more_than_a_few_batches_wait_on_the_device(fake_device, monkeypatch,
     assert first_of(loader) == list(range(4, 64, 4))
 
 
-def test_threads_end_with_the_loader(fake_device, samples):
+def test_a_loop_that_waits_is_given_no_head_start(fake_device, beside, monkeypatch, samples):
+    """Threads let a loop get away with its batch first, but not one that wants another already."""
+    monkeypatch.setattr(device_pool, "_HEAD_START_S", 3600.0)
+    loader = ff.DataLoader(samples(400), batch_size=4, num_workers=2, device="cuda")
+    assert sum(len(batch) for batch in loader) == 400
+
+
+def test_threads_end_with_the_loader(fake_device, is_beside, samples):
     """Neither an epoch's end nor an early one leaves a thread behind."""
     before = threading.active_count()
     loader = ff.DataLoader(samples(), batch_size=4, num_workers=2, device="cuda")
@@ -120,7 +131,7 @@ def test_threads_end_with_the_loader(fake_device, samples):
     assert threading.active_count() == before
 
 
-def test_a_fork_leaves_the_device_alone(fake_device, samples, first_of):
+def test_a_fork_leaves_the_device_alone(fake_device, is_beside, samples, first_of):
     """A child that drops its copy of an iterator ends, and the parent's goes on."""
     iterator = iter(ff.DataLoader(samples(), batch_size=4, num_workers=2, device="cuda"))
     next(iterator)
@@ -136,13 +147,13 @@ def test_a_fork_leaves_the_device_alone(fake_device, samples, first_of):
     assert first_of(iterator) == list(range(4, 64, 4))
 
 
-def test_out_of_order_batches(fake_device, samples, first_of):
+def test_out_of_order_batches(fake_device, is_beside, samples, first_of):
     """With in_order=False every batch still comes once."""
     loader = ff.DataLoader(samples(), batch_size=4, num_workers=2, device="cuda", in_order=False)
     assert sorted(first_of(loader)) == list(range(0, 64, 4))
 
 
-def test_iterable_data(fake_device):
+def test_iterable_data(fake_device, is_beside):
     """Workers that end at different times end the epoch together."""
 
     class Stream(torch.utils.data.IterableDataset):
@@ -155,7 +166,7 @@ def test_iterable_data(fake_device):
     assert ours == theirs
 
 
-def test_resume_counts_what_was_delivered(fake_device, samples):
+def test_resume_counts_what_was_delivered(fake_device, is_beside, samples):
     """A state holds what the loop was given, not what waits on the device."""
     make = lambda: ff.DataLoader(  # noqa: E731
         samples(), batch_size=4, num_workers=2, device="cuda", shuffle=True
@@ -171,9 +182,11 @@ def test_resume_counts_what_was_delivered(fake_device, samples):
     assert [b[:, 0].tolist() for b in again] == rest
 
 
-def test_the_slot_waits_for_its_copy(fake_device, monkeypatch, samples):
+def test_the_slot_waits_for_its_copy(fake_device, is_beside, monkeypatch, samples):
     """The fake device does notice a slot that is given back before its copy is done."""
-    monkeypatch.setattr(device_pool, "_finish", lambda moved: None)
+    kind = type(fake_device.mark())
+    monkeypatch.setattr(kind, "wait", lambda _: None)
+    monkeypatch.setattr(kind, "is_done", lambda _: True)
     monkeypatch.setattr(type(fake_device), "hand_over", lambda *_: None)
     loader = ff.DataLoader(samples(400), batch_size=4, num_workers=1, device="cuda")
     for number, _ in enumerate(loader):

@@ -31,6 +31,10 @@ class Mark(Protocol):
         """Wait until the work up to here is done; DeviceError if it failed."""
         ...
 
+    def is_done(self) -> bool:
+        """Say whether the work up to here is done, or has failed."""
+        ...
+
 
 class Device(Protocol):
     """Where batches go."""
@@ -128,6 +132,13 @@ class _Event:
     def __init__(self, event: torch.cuda.Event, target: torch.device) -> None:
         self.event = event
         self._target = target
+
+    def is_done(self) -> bool:
+        """Look at the event."""
+        try:
+            return bool(self.event.query())  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return True
 
     def wait(self) -> None:
         """Wait for the event."""

@@ -231,12 +231,19 @@ class DevicePath:
         """Return what moves batches one by one, for a loop without workers."""
         return Mover(self._stage(self._lanes[0]), self.output, self.tuner)
 
-    def pool(self, workers: Pool, *, prefetch: int) -> DevicePool:
-        """Return the workers with a stage behind them."""
+    def _is_beside(self, *, shared: bool) -> bool:
+        """Say whether threads of their own move batches, not the loop's."""
+        # A copy from memory that is not pinned holds up whoever asks for it, as decoding does.
+        refused = self.pinner is not None and self.pinner.refused is not None
+        return self.decoder is not None or not shared or not self.pinned.nbytes or refused
+
+    def pool(self, workers: Pool, *, prefetch: int, shared: bool) -> DevicePool:
+        """Return the workers with a stage behind them; `shared` if their memory can be pinned."""
+        beside = self._is_beside(shared=shared)
         # A worker's batches: those that wait, one that is copied, one that is being made.
         self.pinner = Pinner(
             self.device, budget=self.pinned.nbytes, batches=prefetch + 2, regions=workers.most
         )
         stages = [self._stage(lane, self.pinner) for lane in self._lanes]
         share = Share(self.tuner, lanes=len(stages))
-        return DevicePool(workers, stages, self.output, share, prefetch=prefetch)
+        return DevicePool(workers, stages, self.output, share, prefetch=prefetch, beside=beside)

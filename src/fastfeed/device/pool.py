@@ -1,8 +1,9 @@
-"""Workers whose batches go to a device: a pool in front of a pool, with threads of its own.
+"""Workers whose batches go to a device: a pool in front of a pool.
 
-One or two threads receive what the workers send, in turns, and move batches to the device a few
-ahead of the loop, each by its own `Stage`: a batch changes threads once, on its way to the loop,
-for each change costs as much as all that is done with it. The loop sends jobs and takes results as
+Batches that are no more than copied the loop's own thread moves, when it takes one: that is cheaper
+than having another thread do it, for each change of threads costs as much as all that is done with
+a batch. Where pictures are decoded there, or a copy holds up whoever asks for it, `Lanes` do it
+beside the loop. Either way a few batches are ahead, and the loop sends jobs and takes results as
 from any pool. Success: every result comes through, and its batch is on the device when it is
 opened. Failure: what a batch's move raised is raised when its turn comes; a dead worker is raised
 by `receive`, as ever. Cancellation: `close` ends the threads before the workers, and waits for no
@@ -15,12 +16,12 @@ import os
 import queue
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fastfeed.device.arrival import DeviceArrival, State
 from fastfeed.device.at_work import at_work, is_at_work
+from fastfeed.device.lanes import Lanes, Walk
 from fastfeed.errors import DeviceError, EmptyBatchError, WorkerError
 from fastfeed.indices import count_samples
 from fastfeed.policy import FeedReport
@@ -31,46 +32,36 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fastfeed.arrival import Ask, Opened, Pool
-    from fastfeed.device.device import Mark
     from fastfeed.device.output import Output
     from fastfeed.device.share import Share
     from fastfeed.device.stage import Stage
 
 AHEAD = 3
 """Batches that wait on the device at the most; one that the loop wants goes there in any case."""
-# Copies under way at a time: one more than one, so that the link never waits for the host.
-_UNDER_WAY = 2
-# Seconds between two looks whether the staging threads still live.
+# A loop that took a batch has this many seconds to get away with it before a thread moves the next
+# one: they would take the interpreter from each other until it is out of `next()`.
+_HEAD_START_S = 0.001
+# Seconds between two looks whether the threads still live.
 _LOOK_S = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class _Walk:
-    """What one of the threads has in hand, and what it waited for since its last batch."""
-
-    stage: Stage
-    lane: int = 0
-    under_way: deque[tuple[Mark, Any]] = field(default_factory=deque)
-    """For each batch when it is complete, and the host memory that is read until then."""
-    starved_s: float = 0.0
-    full_s: float = 0.0
-    copying_s: float = 0.0
-
-    def waited(self, seconds: float, *, full: bool) -> None:
-        """Count time without anything to move, or with no room for it."""
-        if full:
-            self.full_s += seconds
-        else:
-            self.starved_s += seconds
 
 
 class DevicePool:
     """Workers of either kind, with a stage behind them."""
 
     def __init__(
-        self, inner: Pool, stages: Sequence[Stage], output: Output, share: Share, *, prefetch: int
+        self,
+        inner: Pool,
+        stages: Sequence[Stage],
+        output: Output,
+        share: Share,
+        *,
+        prefetch: int,
+        beside: bool,
     ) -> None:
-        """`stages` work side by side; their copies are from the same pinned memory."""
+        """`stages` work side by side, their copies are from the same pinned memory.
+
+        One alone works in the loop's thread, unless it is to be `beside` it.
+        """
         self._pid = os.getpid()
         self._inner = inner
         self._pinner = stages[0].pinner
@@ -85,18 +76,14 @@ class DevicePool:
         self._staged = 0  # or on the way there
         self._ending = False
         self._move_one = DevicePool._move  # of the class: a pool must not hold itself
-        self._copies = max(1, _UNDER_WAY // len(stages))  # under way, of each
+        self._asks = False  # the loop waits for a result
         self._is_receiving = False
         self._is_full = False  # and a thread waits for workers although there are batches to move
+        self._walk = Walk(stages[0])  # the loop's
+        self._rests_since = time.perf_counter()
+        self._is_beside = beside
         inner.watch_for_interrupts()
-        self._threads = [
-            threading.Thread(
-                target=self._work, args=(_Walk(stage, lane),), name="fastfeed-stage", daemon=True
-            )
-            for lane, stage in enumerate(stages)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._lanes = Lanes(self, stages if beside else ())
 
     # What the loop asks for
 
@@ -156,7 +143,7 @@ class DevicePool:
         self._must_be_open()
         started = self._share.wait_begins()
         try:
-            arrival = self._results.get(timeout=timeout)
+            arrival = self._result(timeout)
         except queue.Empty:
             return None
         finally:
@@ -165,6 +152,20 @@ class DevicePool:
             self.close()
             self._must_be_open()  # says why it is not
         return arrival
+
+    def _result(self, timeout: float | None) -> DeviceArrival | None:
+        with suppress(queue.Empty):
+            return self._results.get_nowait()
+        if not self._is_beside:
+            self._bring(timeout)
+            return self._results.get_nowait()
+        with self._change:
+            self._asks = True
+            self._change.notify_all()
+        try:
+            return self._results.get(timeout=timeout)
+        finally:
+            self._asks = False
 
     def _must_be_open(self) -> None:
         if os.getpid() != self._pid:
@@ -200,8 +201,8 @@ class DevicePool:
             self._change.notify_all()
         if not self._inner.closed:
             self._inner.interrupt()
-        for thread in self._threads:
-            thread.join()
+        self._lanes.join()
+        self._walk.let_go(0)
         self._waiting.clear()
         self._inner.close(**grace)
         if self._pinner is not None:
@@ -216,16 +217,19 @@ class DevicePool:
             if self.closed:
                 self._must_be_open()
             with self._change:
-                self._wait(arrival)
+                self._wait_for(arrival)
         self._share.wait_ends(started)
 
-    def _wait(self, arrival: DeviceArrival) -> None:
+    def _wait_for(self, arrival: DeviceArrival) -> None:
         """Wait until a batch is on the device; the lock must be held."""
         self._wanted = arrival
-        self._stir()
         try:
+            if not self._is_beside:
+                self._bring(0.0)
+                return
+            self._stir()
             while not self._change.wait_for(lambda: arrival.state is not State.ARRIVED, _LOOK_S):
-                if not all(thread.is_alive() for thread in self._threads):
+                if not self._lanes.are_alive():
                     raise DeviceError(
                         "a thread that moves batches to the device has ended",
                         way_out="Make a new iterator",
@@ -245,6 +249,8 @@ class DevicePool:
             self._leave(arrival)
         self._share.delivered(arrival.result, moved, is_typical=arrival.is_typical)
         arrival.moved = None
+        if not self._is_beside:
+            self._bring(0.0)
         return arrival.opened._replace(batch=batch)
 
     def give_up(self, arrival: DeviceArrival) -> None:
@@ -256,7 +262,7 @@ class DevicePool:
         with self._change:
             waits = self._waiting.pop(id(arrival), None) is not None
             if arrival.has_batch and not waits and not self._ending:
-                self._wait(arrival)  # the stage has begun with it
+                self._wait_for(arrival)  # a thread has begun with it
         if waits or not arrival.has_batch:
             arrival.inner.give_up()
             return
@@ -277,43 +283,21 @@ class DevicePool:
             self._is_full = False
             self._inner.interrupt()
 
-    # The threads
+    # On the way
 
-    def _work(self, walk: _Walk) -> None:
-        """Take in what workers send and move it to the device, until the end."""
-        try:
-            with at_work():
-                walk.stage.device.enter_thread()
-                while self._stage_one(walk):
-                    pass
-        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
-            self._fail(error)
+    def _bring(self, timeout: float | None) -> None:
+        """Do in the loop's thread what lanes do beside it."""
+        walk, started = self._walk, time.perf_counter()
+        walk.waited(started - self._rests_since, full=True)
+        self._take_in(timeout)
+        walk.waited(time.perf_counter() - started, full=False)
+        walk.let_go(AHEAD)
+        with at_work():
+            while (arrival := self._claim()) is not None:
+                self.move(arrival, walk)
+        self._rests_since = time.perf_counter()
 
-    def _stage_one(self, walk: _Walk) -> bool:
-        """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
-
-        Names here end with each call: one that lived on would keep its slot lent.
-        """
-        under_way = walk.under_way
-        arrival = self._next(walk)
-        if arrival is None and not under_way:
-            return False
-        begun = None if arrival is None else self._move_one(self, arrival, walk)
-        if begun is not None:
-            under_way.append(begun)
-        if under_way and (arrival is None or len(under_way) >= self._copies):
-            mark, _held = under_way.popleft()  # only after the wait may the slot go back
-            started = time.perf_counter()
-            _finish(mark)
-            walk.copying_s += time.perf_counter() - started
-        return True
-
-    def _fail(self, error: BaseException) -> None:
-        """Have the loop raise an error, after the results that are there."""
-        self._failure = error
-        self._results.put(None)
-
-    def _next(self, walk: _Walk) -> DeviceArrival | None:
+    def next(self, walk: Walk) -> DeviceArrival | None:
         """Return the batch to move next; None if there is none now, or at the end.
 
         With copies under way it does not wait for one.
@@ -323,27 +307,50 @@ class DevicePool:
             started, full = time.perf_counter(), bool(self._waiting)
             self._take_in(timeout)
             with self._change:
-                first = self._first()
-                if first is not None:
-                    del self._waiting[id(first)]
-                    self._staged += 1
-                elif timeout is None and not self._may_receive() and not self._ending:
+                arrival = self._claim()
+                if timeout is None and arrival is None and self._has_to_wait():
                     self._change.wait()
+                    if not (self._asks or self._wanted or self._ending):
+                        self._change.wait(_HEAD_START_S)
             if timeout is None:
                 walk.waited(time.perf_counter() - started, full=full)
-            if first is not None or walk.under_way:
-                return first
+            if arrival is not None or walk.under_way:
+                return arrival
             timeout = None
         return None
 
+    def fail(self, error: BaseException) -> None:
+        """Have the loop raise an error, after the results that are there."""
+        if not (self._is_beside or isinstance(error, Exception)):
+            raise error  # an interrupt of the loop itself
+        self._failure = error
+        self._results.put(None)
+
     def _may_receive(self) -> bool:
-        """Say whether there is a use in waiting for workers; the lock must be held."""
+        """Say whether results can be received, and nobody does; the lock must be held."""
         return not (self._is_receiving or self._ending or self._failure is not None)
+
+    def _may_wait_for_workers(self) -> bool:
+        """Say whether there is a use in waiting for results; the lock must be held.
+
+        Not while there are some for which there is no room: they would only cost wake-ups.
+        """
+        return self._may_receive() and (self._asks or not self._waiting)
+
+    def _has_other_work(self) -> bool:
+        """Say whether a thread should not wait for workers now; the lock must be held."""
+        return self._first() is not None or not self._may_wait_for_workers()
+
+    def _has_to_wait(self) -> bool:
+        """Say whether there is nothing to do but to wait for others; the lock must be held."""
+        return not (self._ending or self._may_wait_for_workers())
 
     def _take_in(self, timeout: float | None) -> None:
         """Wait for a result, unless another thread does; take in all that are there."""
         with self._change:
-            if not self._may_receive() or (timeout is None and self._first() is not None):
+            if not self._may_receive():
+                return
+            if self._is_beside and timeout is None and self._has_other_work():
                 return
             self._is_receiving = True
             self._is_full = timeout is None and bool(self._waiting)
@@ -356,23 +363,36 @@ class DevicePool:
                         self._waiting[id(arrival)] = arrival
                 self._results.put(arrival)
         except BaseException as error:  # noqa: BLE001 - it is raised in the loop
-            self._fail(error)
+            self.fail(error)
+        finally:
+            with self._change:
+                self._is_receiving = self._is_full = False
+                self._change.notify_all()  # others may move what has come, or receive what follows
+
+    def _claim(self) -> DeviceArrival | None:
+        """Take what is to be moved next, if there is room for it."""
         with self._change:
-            self._is_receiving = self._is_full = False
-            self._change.notify_all()  # others may move what has come, or receive what follows
+            first = self._first()
+            if first is not None:
+                del self._waiting[id(first)]
+                self._staged += 1
+            return first
 
     def _first(self) -> DeviceArrival | None:
-        """Return what is to be moved next, if there is room for it."""
+        """Return what is to be moved next, if there is room for it; the lock must be held."""
         if id(self._wanted) in self._waiting:
             return self._wanted
         if not self._waiting or self._staged >= AHEAD:
             return None
         return min(self._waiting.values(), key=lambda one: one.result.number)
 
-    def _move(self, arrival: DeviceArrival, walk: _Walk) -> tuple[Mark, Any] | None:
-        """Begin to move one batch; what fails is kept for its turn."""
-        begun: tuple[Mark, Any] | None = None
+    def move(self, arrival: DeviceArrival, walk: Walk) -> None:
+        """Begin to move a batch; what fails is kept for its turn."""
+        self._move_one(self, arrival, walk)
+
+    def _move(self, arrival: DeviceArrival, walk: Walk) -> None:
         started = time.perf_counter()
+        begun = False
         try:
             opened = arrival.inner.open(prefetch=self._prefetch)
             region, pinner = arrival.region, self._pinner
@@ -381,34 +401,28 @@ class DevicePool:
                 pinner.use(region, stop)
             arrival.is_typical = pinner is None or not pinner.is_behind
             moved, held = walk.stage.move(opened.batch)
+            walk.under_way.append((moved.mark, held))
             if isinstance(arrival.result.report, FeedReport):
                 arrival.result.report.take_in(moved.report)
             arrival.opened = opened._replace(batch=None)
             arrival.moved = moved
-            begun = moved.mark, held
+            begun = True
         except EmptyBatchError:
             arrival.skipped = True
             if isinstance(arrival.result.report, FeedReport):
                 arrival.result.report.take_in(walk.stage.take_report())
-        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
+        except BaseException as error:
+            if not (self._is_beside or isinstance(error, Exception)):
+                raise  # an interrupt of the loop itself
             arrival.raised = error
         busy_s = time.perf_counter() - started
         waited_s = walk.starved_s, walk.full_s, walk.copying_s
+        walk.starved_s = walk.full_s = walk.copying_s = 0.0
         times = StageTimes(started, busy_s, *waited_s, walk.lane)
         arrival.result = arrival.result._replace(stage=times)
-        walk.starved_s = walk.full_s = walk.copying_s = 0.0
         with self._change:
             arrival.state = State.STAGED
             if arrival is self._wanted:
                 self._change.notify_all()
-        if begun is None:  # what failed takes no place there, and nobody comes for it
+        if not begun:  # what failed takes no place there, and nobody comes for it
             self._leave(arrival)
-        return begun
-
-
-def _finish(mark: Mark) -> None:
-    """Wait until a batch's copies are done; what failed shows at the batch itself."""
-    try:
-        mark.wait()
-    except DeviceError:
-        return
