@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import threading
@@ -128,6 +129,15 @@ def is_beside(request, monkeypatch):
 def beside(monkeypatch):
     """Have threads of their own move batches."""
     monkeypatch.setattr("fastfeed.device.path.DevicePath._is_beside", lambda *_, **__: True)
+
+
+@pytest.fixture
+def no_collector():
+    """Leave what goes away to its counts of references."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 class Samples(torch.utils.data.Dataset):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
+from itertools import islice
 
 import pytest
 
@@ -66,6 +68,18 @@ def test_a_death_between_two_epochs_is_raised_once(fake_device, is_beside, sampl
     with pytest.raises(WorkerError, match="SIGKILL"):
         list(loader)
     assert first_of(loader) == list(range(0, 64, 4))
+
+
+@pytest.mark.parametrize("workers", KINDS, ids=["processes", "threads"])
+def test_a_pool_ends_with_its_iterator(fake_device, is_beside, workers, samples, no_collector):
+    """Nobody waits for the collector: memory of workers would stay pinned and mapped so long."""
+    for length in (1, 100):
+        iterator = iter(ff.DataLoader(samples(), batch_size=4, device="cuda", **workers))
+        for _ in islice(iterator, length):
+            pass
+        pool = weakref.ref(iterator._pool)
+        del iterator, _
+        assert pool() is None
 
 
 @pytest.mark.parametrize("workers", KINDS, ids=["processes", "threads"])

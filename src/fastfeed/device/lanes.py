@@ -75,15 +75,16 @@ class Lanes:
     """One thread a stage."""
 
     def __init__(self, work: Work, stages: Sequence[Stage]) -> None:
-        self._work = work
-        self._copies = max(1, _UNDER_WAY // max(1, len(stages)))  # under way, of each
+        # Only the threads hold the pool, which holds us: it is to end with its last user.
+        copies = max(1, _UNDER_WAY // max(1, len(stages)))  # under way, of each
         self._threads = [
             threading.Thread(
-                target=self._run, args=(Walk(stage, lane),), name="fastfeed-stage", daemon=True
+                target=_run, args=(work, Walk(stage, lane), copies), name="fastfeed-stage"
             )
             for lane, stage in enumerate(stages)
         ]
         for thread in self._threads:
+            thread.daemon = True
             thread.start()
 
     def are_alive(self) -> bool:
@@ -95,26 +96,28 @@ class Lanes:
         for thread in self._threads:
             thread.join()
 
-    def _run(self, walk: Walk) -> None:
-        try:
-            with at_work():
-                walk.stage.device.enter_thread()
-                while self._step(walk):
-                    pass
-        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
-            self._work.fail(error)
 
-    def _step(self, walk: Walk) -> bool:
-        """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
+def _run(work: Work, walk: Walk, copies: int) -> None:
+    try:
+        with at_work():
+            walk.stage.device.enter_thread()
+            while _step(work, walk, copies):
+                pass
+    except BaseException as error:  # noqa: BLE001 - it is raised in the loop
+        work.fail(error)
 
-        Names here end with each call: one that lived on would keep its slot lent.
-        """
-        arrival = self._work.next(walk)
-        if arrival is not None:
-            self._work.move(arrival, walk)
-            walk.let_go(self._copies - 1)
-            return True
-        if not walk.under_way:
-            return False
-        walk.let_go(len(walk.under_way) - 1)
+
+def _step(work: Work, walk: Walk, copies: int) -> bool:
+    """Begin the copies of a batch or wait for the oldest ones; false if nothing is left to do.
+
+    Names here end with each call: one that lived on would keep its slot lent.
+    """
+    arrival = work.next(walk)
+    if arrival is not None:
+        work.move(arrival, walk)
+        walk.let_go(copies - 1)
         return True
+    if not walk.under_way:
+        return False
+    walk.let_go(len(walk.under_way) - 1)
+    return True

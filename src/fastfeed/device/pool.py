@@ -158,7 +158,7 @@ class DevicePool:
             return self._results.get_nowait()
         if not self._is_beside:
             self._bring(timeout)
-            return self._results.get_nowait()
+            return None if self._ending else self._results.get_nowait()
         with self._change:
             self._asks = True
             self._change.notify_all()
@@ -204,6 +204,10 @@ class DevicePool:
         self._lanes.join()
         self._walk.let_go(0)
         self._waiting.clear()
+        with suppress(queue.Empty):
+            while True:  # they hold this pool, which holds them
+                self._results.get_nowait()
+        self._results.put(None)  # for whoever waits for one
         self._inner.close(**grace)
         if self._pinner is not None:
             self._pinner.close()
