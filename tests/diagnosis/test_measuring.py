@@ -130,6 +130,19 @@ def test_a_device_is_given_no_more_than_it_does_in_the_time():
     assert clock.now - begin < 2 * 9 * 0.15
 
 
+def test_slow_first_steps_do_not_make_stretches_short():
+    """Steps that were slow while memory was cold say nothing of how many fit into the time."""
+    clock = Clock()
+    rounds, _ = rounds_of(clock, Loader(clock, wait_s=0.0))
+    quick = rounds._run.step
+    rounds._run.step = lambda _: setattr(clock, "now", clock.now + 1.0)
+    rounds.warm_up()
+    rounds._run.step = quick
+    for _ in range(3):
+        rounds.once(5.0, backwards=False)
+    assert rounds.stretches["ceiling"].steps > 2 * 1.0 / 0.01 * 0.9
+
+
 def test_epochs_of_one_batch():
     """Where every batch begins an epoch, the beginnings are what the loop waits for."""
     clock = Clock()

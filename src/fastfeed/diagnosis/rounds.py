@@ -143,6 +143,8 @@ class Rounds:
             took = clock() - begin - paused
         self._counts = False
         self._passed(stretch.counters, before)
+        if phase == "ceiling":  # the first steps of all may have been slower
+            self._step_s = min(self._step_s, took / steps)
         stretch.seconds.append(took / steps)
         stretch.waited.append(waited / steps)
         stretch.steps += steps
