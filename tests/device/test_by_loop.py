@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import fastfeed as ff
-from fastfeed.device import pool as device_pool
+from fastfeed.device.intake import AHEAD
 from fastfeed.device.path import DevicePath
 from fastfeed.device.stage import Stage
 
@@ -29,7 +29,7 @@ def test_batches_are_ahead_of_the_loop_and_bounded(fake_device, monkeypatch, sam
         taken += first_of([batch])
         ahead.append(len(moved) - len(taken))
     assert taken == sorted(moved) == list(range(0, 64, 4))
-    assert max(ahead) <= device_pool.AHEAD
+    assert max(ahead) <= AHEAD
     assert threads == {threading.get_ident()}
 
 
@@ -41,7 +41,7 @@ def test_a_slot_goes_back_with_the_next_batch(fake_device, samples, first_of):
         del batch
         workers = loader._iterator._pool._inner._workers if loader._iterator else []
         lent.append(sum(worker.lender.lent for worker in workers))
-    assert max(lent, default=0) <= device_pool.AHEAD
+    assert max(lent, default=0) <= AHEAD
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -51,7 +51,7 @@ def test_copies_that_hold_up_are_others_work(fake_device, samples, shared):
     loader = ff.DataLoader(samples(), batch_size=4, num_workers=1, device="cuda", worker_kind=kind)
     iterator = iter(loader)
     next(iterator)
-    assert iterator._pool._is_beside is not shared
+    assert iterator._pool._intake.is_beside is not shared
 
 
 def test_after_refused_pinning_threads_copy(fake_device, samples, first_of):
@@ -61,7 +61,7 @@ def test_after_refused_pinning_threads_copy(fake_device, samples, first_of):
     assert first_of(loader) == list(range(0, 64, 4))
     iterator = iter(loader)
     next(iterator)
-    assert iterator._pool._is_beside
+    assert iterator._pool._intake.is_beside
 
 
 def test_an_interrupt_while_a_batch_is_moved_comes_at_once(fake_device, monkeypatch, samples):

@@ -12,6 +12,7 @@ import pytest
 
 import fastfeed as ff
 from fastfeed.device import pool as device_pool
+from fastfeed.device.intake import AHEAD
 from fastfeed.device.pinning import Pinner
 from fastfeed.device.stage import Stage
 from fastfeed.errors import DeviceError, WorkerError
@@ -61,8 +62,9 @@ def test_a_death_between_two_epochs_is_raised_once(fake_device, is_beside, sampl
     worker = pool._inner._workers[0].process
     os.kill(worker.pid, signal.SIGKILL)
     if is_beside:
-        with pool._change:
-            assert pool._change.wait_for(lambda: pool._failure is not None, 60)
+        intake = pool._intake
+        with intake.change:
+            assert intake.change.wait_for(lambda: intake.failure is not None, 60)
     else:
         worker.join(60)
     with pytest.raises(WorkerError, match="SIGKILL"):
@@ -116,7 +118,7 @@ def test_an_ended_iterator_says_so(fake_device, is_beside, workers, device, samp
 
 def test_batches_that_fail_take_no_place(fake_device, beside, monkeypatch, samples, first_of):
     """However many batches fail on their way, those after them are moved ahead of the loop."""
-    failing = 1 + device_pool.AHEAD
+    failing = 1 + AHEAD
     moved = threading.Semaphore(0)
     move = Stage.move
 
@@ -134,7 +136,7 @@ def test_batches_that_fail_take_no_place(fake_device, beside, monkeypatch, sampl
     for _ in range(failing):
         with pytest.raises(DeviceError, match="no memory left"):
             next(iterator)
-    for _ in range(device_pool.AHEAD):
+    for _ in range(AHEAD):
         assert moved.acquire(timeout=20)
     assert first_of(iterator) == list(range(4 * failing, 64, 4))
 

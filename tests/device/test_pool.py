@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import fastfeed as ff
+from fastfeed.device import intake
 from fastfeed.device import pool as device_pool
+from fastfeed.device.intake import AHEAD
 from fastfeed.errors import DeviceError, WorkerError
 
 
@@ -107,15 +109,15 @@ def test_no_more_than_a_few_batches_wait_on_the_device(
         ff.DataLoader(samples(), batch_size=4, num_workers=2, prefetch_factor=8, device="cuda")
     )
     next(loader)
-    for _ in range(1 + device_pool.AHEAD):
+    for _ in range(1 + AHEAD):
         assert moved.acquire(timeout=60)
-    assert len(count) <= 1 + device_pool.AHEAD
+    assert len(count) <= 1 + AHEAD
     assert first_of(loader) == list(range(4, 64, 4))
 
 
 def test_a_loop_that_waits_is_given_no_head_start(fake_device, beside, monkeypatch, samples):
     """Threads let a loop get away with its batch first, but not one that wants another already."""
-    monkeypatch.setattr(device_pool, "_HEAD_START_S", 3600.0)
+    monkeypatch.setattr(intake, "_HEAD_START_S", 3600.0)
     loader = ff.DataLoader(samples(400), batch_size=4, num_workers=2, device="cuda")
     assert sum(len(batch) for batch in loader) == 400
 

@@ -138,7 +138,7 @@ def link_rate(device: torch.device, nbytes: int) -> float:
     return _LINK_COPIES * nbytes / _timed(device, copy, _LINK_COPIES) / 1e9
 
 
-def _timed(device: torch.device, work: Callable[[], None], count: int) -> float:
+def _timed(device: torch.device, work: Callable[[], object], count: int) -> float:
     wait_for(device)
     begin = time.perf_counter()
     for _ in range(count):

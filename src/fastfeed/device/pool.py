@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastfeed.device.arrival import DeviceArrival, State
 from fastfeed.device.at_work import at_work, is_at_work
+from fastfeed.device.intake import AHEAD, Intake
 from fastfeed.device.lanes import Lanes, Walk
 from fastfeed.errors import DeviceError, EmptyBatchError, WorkerError
 from fastfeed.indices import count_samples
@@ -36,11 +37,6 @@ if TYPE_CHECKING:
     from fastfeed.device.share import Share
     from fastfeed.device.stage import Stage
 
-AHEAD = 3
-"""Batches that wait on the device at the most; one that the loop wants goes there in any case."""
-# A loop that took a batch has this many seconds to get away with it before a thread moves the next
-# one: they would take the interpreter from each other until it is out of `next()`.
-_HEAD_START_S = 0.001
 # Seconds between two looks whether the threads still live.
 _LOOK_S = 5.0
 
@@ -68,21 +64,10 @@ class DevicePool:
         self._output = output
         self._share = share
         self._prefetch = prefetch
-        self._results: queue.SimpleQueue[DeviceArrival | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
-        self._change = threading.Condition()
-        self._waiting: dict[int, DeviceArrival] = {}  # arrived, by identity
-        self._wanted: DeviceArrival | None = None
-        self._staged = 0  # or on the way there
-        self._ending = False
+        self._intake = Intake(inner, beside=beside)
         self._move_one = DevicePool._move  # of the class: a pool must not hold itself
-        self._asks = False  # the loop waits for a result
-        self._is_receiving = False
-        self._is_full = False  # and a thread waits for workers although there are batches to move
         self._walk = Walk(stages[0])  # the loop's
         self._rests_since = time.perf_counter()
-        self._is_beside = beside
-        inner.watch_for_interrupts()
         self._lanes = Lanes(self, stages if beside else ())
 
     # What the loop asks for
@@ -91,7 +76,7 @@ class DevicePool:
     def closed(self) -> bool:
         """Whether the workers were stopped, or are another process's."""
         # A failure that is still to be received is no end: the results before it come first.
-        return self._ending or os.getpid() != self._pid
+        return self._intake.ending or os.getpid() != self._pid
 
     def begin(self, worker: int, *, generation: int, told: int | None) -> None:
         """Have a worker begin an epoch; a dead one does not, `receive` says so in its turn."""
@@ -155,17 +140,11 @@ class DevicePool:
 
     def _result(self, timeout: float | None) -> DeviceArrival | None:
         with suppress(queue.Empty):
-            return self._results.get_nowait()
-        if not self._is_beside:
-            self._bring(timeout)
-            return None if self._ending else self._results.get_nowait()
-        with self._change:
-            self._asks = True
-            self._change.notify_all()
-        try:
-            return self._results.get(timeout=timeout)
-        finally:
-            self._asks = False
+            return self._intake.ready()
+        if self._intake.is_beside:
+            return self._intake.wait(timeout)
+        self._bring(timeout)
+        return None if self._intake.ending else self._intake.ready()
 
     def _must_be_open(self) -> None:
         if os.getpid() != self._pid:
@@ -173,8 +152,8 @@ class DevicePool:
                 f"this iterator belongs to process {self._pid}, of which this one is a fork",
                 way_out="Make the iterator after the fork",
             )
-        if self._ending:
-            raise self._failure or WorkerError(
+        if self._intake.ending:
+            raise self._intake.failure or WorkerError(
                 "the workers of this iterator have ended", way_out="Make a new iterator"
             )
 
@@ -183,7 +162,7 @@ class DevicePool:
 
     def interrupt(self) -> None:
         """Have a `receive` that waits in another thread return None."""
-        self._results.put(None)
+        self._intake.interrupt()
 
     def close(self, **grace: float) -> None:
         """End the threads, then the workers; does nothing the second time."""
@@ -194,20 +173,11 @@ class DevicePool:
             # for one that wants a lock which this one holds.
             threading.Thread(target=self.close, kwargs=grace, name="fastfeed-close").start()
             return
-        with self._change:
-            if self._ending:
-                return
-            self._ending = True
-            self._change.notify_all()
-        if not self._inner.closed:
-            self._inner.interrupt()
+        if not self._intake.end():
+            return
         self._lanes.join()
         self._walk.let_go(0)
-        self._waiting.clear()
-        with suppress(queue.Empty):
-            while True:  # they hold this pool, which holds them
-                self._results.get_nowait()
-        self._results.put(None)  # for whoever waits for one
+        self._intake.clear()
         self._inner.close(**grace)
         if self._pinner is not None:
             self._pinner.close()
@@ -220,26 +190,27 @@ class DevicePool:
         if arrival.state is State.ARRIVED:
             if self.closed:
                 self._must_be_open()
-            with self._change:
-                self._wait_for(arrival)
+            self._wait_for(arrival)
         self._share.wait_ends(started)
 
     def _wait_for(self, arrival: DeviceArrival) -> None:
-        """Wait until a batch is on the device; the lock must be held."""
-        self._wanted = arrival
-        try:
-            if not self._is_beside:
-                self._bring(0.0)
-                return
-            self._stir()
-            while not self._change.wait_for(lambda: arrival.state is not State.ARRIVED, _LOOK_S):
-                if not self._lanes.are_alive():
-                    raise DeviceError(
-                        "a thread that moves batches to the device has ended",
-                        way_out="Make a new iterator",
-                    ) from self._failure
-        finally:
-            self._wanted = None  # it holds the batch
+        intake = self._intake
+        with intake.change:
+            intake.wanted = arrival
+            try:
+                if not intake.is_beside:
+                    self._bring(0.0)
+                    return
+                intake.stir()
+                is_there = lambda: arrival.state is not State.ARRIVED  # noqa: E731
+                while not intake.change.wait_for(is_there, _LOOK_S):
+                    if not self._lanes.are_alive():
+                        raise DeviceError(
+                            "a thread that moves batches to the device has ended",
+                            way_out="Make a new iterator",
+                        ) from intake.failure
+            finally:
+                intake.wanted = None  # it holds the batch
 
     def take(self, arrival: DeviceArrival) -> Opened:
         """Return a batch for the current stream."""
@@ -250,10 +221,10 @@ class DevicePool:
             batch = self._output.deliver(moved)
         finally:
             # Only now: the stage goes on at once, and would take the interpreter from this thread.
-            self._leave(arrival)
+            self._intake.leave(arrival)
         self._share.delivered(arrival.result, moved, is_typical=arrival.is_typical)
         arrival.moved = None
-        if not self._is_beside:
+        if not self._intake.is_beside:
             self._bring(0.0)
         return arrival.opened._replace(batch=batch)
 
@@ -263,29 +234,13 @@ class DevicePool:
             return
         result = arrival.result
         self._share.forget(result.generation, result.number)
-        with self._change:
-            waits = self._waiting.pop(id(arrival), None) is not None
-            if arrival.has_batch and not waits and not self._ending:
-                self._wait_for(arrival)  # a thread has begun with it
-        if waits or not arrival.has_batch:
+        if not arrival.has_batch or self._intake.drop(arrival):
             arrival.inner.give_up()
             return
-        self._leave(arrival)
+        if arrival.state is State.ARRIVED and not self._intake.ending:
+            self._wait_for(arrival)  # a thread has begun with it
+        self._intake.leave(arrival)
         arrival.moved = arrival.raised = None
-
-    def _leave(self, arrival: DeviceArrival) -> None:
-        with self._change:
-            if arrival.state is State.STAGED:
-                self._staged -= 1
-            arrival.state = State.TAKEN
-            self._stir()
-
-    def _stir(self) -> None:
-        """Have a thread look again for something to move; the lock must be held."""
-        self._change.notify_all()
-        if self._is_full:
-            self._is_full = False
-            self._inner.interrupt()
 
     # On the way
 
@@ -293,102 +248,24 @@ class DevicePool:
         """Do in the loop's thread what lanes do beside it."""
         walk, started = self._walk, time.perf_counter()
         walk.waited(started - self._rests_since, full=True)
-        self._take_in(timeout)
+        self._intake.take_in(timeout, self)
         walk.waited(time.perf_counter() - started, full=False)
         walk.let_go(AHEAD)
         with at_work():
-            while (arrival := self._claim()) is not None:
+            while (arrival := self._intake.claim()) is not None:
                 self.move(arrival, walk)
         self._rests_since = time.perf_counter()
 
     def next(self, walk: Walk) -> DeviceArrival | None:
-        """Return the batch to move next; None if there is none now, or at the end.
+        """Return the batch that a lane is to move next; None if there is none now, or at the end.
 
         With copies under way it does not wait for one.
         """
-        timeout: float | None = 0.0
-        while not self._ending:
-            started, full = time.perf_counter(), bool(self._waiting)
-            self._take_in(timeout)
-            with self._change:
-                arrival = self._claim()
-                if timeout is None and arrival is None and self._has_to_wait():
-                    self._change.wait()
-                    if not (self._asks or self._wanted or self._ending):
-                        self._change.wait(_HEAD_START_S)
-            if timeout is None:
-                walk.waited(time.perf_counter() - started, full=full)
-            if arrival is not None or walk.under_way:
-                return arrival
-            timeout = None
-        return None
+        return self._intake.next(walk, self)
 
     def fail(self, error: BaseException) -> None:
-        """Have the loop raise an error, after the results that are there."""
-        if not (self._is_beside or isinstance(error, Exception)):
-            raise error  # an interrupt of the loop itself
-        self._failure = error
-        self._results.put(None)
-
-    def _may_receive(self) -> bool:
-        """Say whether results can be received, and nobody does; the lock must be held."""
-        return not (self._is_receiving or self._ending or self._failure is not None)
-
-    def _may_wait_for_workers(self) -> bool:
-        """Say whether there is a use in waiting for results; the lock must be held.
-
-        Not while there are some for which there is no room: they would only cost wake-ups.
-        """
-        return self._may_receive() and (self._asks or not self._waiting)
-
-    def _has_other_work(self) -> bool:
-        """Say whether a thread should not wait for workers now; the lock must be held."""
-        return self._first() is not None or not self._may_wait_for_workers()
-
-    def _has_to_wait(self) -> bool:
-        """Say whether there is nothing to do but to wait for others; the lock must be held."""
-        return not (self._ending or self._may_wait_for_workers())
-
-    def _take_in(self, timeout: float | None) -> None:
-        """Wait for a result, unless another thread does; take in all that are there."""
-        with self._change:
-            if not self._may_receive():
-                return
-            if self._is_beside and timeout is None and self._has_other_work():
-                return
-            self._is_receiving = True
-            self._is_full = timeout is None and bool(self._waiting)
-        try:
-            while (inner := self._inner.receive(timeout)) is not None:
-                timeout = 0.0
-                arrival = DeviceArrival(inner, self)
-                if arrival.has_batch:
-                    with self._change:
-                        self._waiting[id(arrival)] = arrival
-                self._results.put(arrival)
-        except BaseException as error:  # noqa: BLE001 - it is raised in the loop
-            self.fail(error)
-        finally:
-            with self._change:
-                self._is_receiving = self._is_full = False
-                self._change.notify_all()  # others may move what has come, or receive what follows
-
-    def _claim(self) -> DeviceArrival | None:
-        """Take what is to be moved next, if there is room for it."""
-        with self._change:
-            first = self._first()
-            if first is not None:
-                del self._waiting[id(first)]
-                self._staged += 1
-            return first
-
-    def _first(self) -> DeviceArrival | None:
-        """Return what is to be moved next, if there is room for it; the lock must be held."""
-        if id(self._wanted) in self._waiting:
-            return self._wanted
-        if not self._waiting or self._staged >= AHEAD:
-            return None
-        return min(self._waiting.values(), key=lambda one: one.result.number)
+        """Have the loop raise what ended a lane."""
+        self._intake.fail(error)
 
     def move(self, arrival: DeviceArrival, walk: Walk) -> None:
         """Begin to move a batch; what fails is kept for its turn."""
@@ -416,7 +293,7 @@ class DevicePool:
             if isinstance(arrival.result.report, FeedReport):
                 arrival.result.report.take_in(walk.stage.take_report())
         except BaseException as error:
-            if not (self._is_beside or isinstance(error, Exception)):
+            if not (self._intake.is_beside or isinstance(error, Exception)):
                 raise  # an interrupt of the loop itself
             arrival.raised = error
         busy_s = time.perf_counter() - started
@@ -424,9 +301,6 @@ class DevicePool:
         walk.starved_s = walk.full_s = walk.copying_s = 0.0
         times = StageTimes(started, busy_s, *waited_s, walk.lane)
         arrival.result = arrival.result._replace(stage=times)
-        with self._change:
-            arrival.state = State.STAGED
-            if arrival is self._wanted:
-                self._change.notify_all()
+        self._intake.arrived(arrival)
         if not begun:  # what failed takes no place there, and nobody comes for it
-            self._leave(arrival)
+            self._intake.leave(arrival)
