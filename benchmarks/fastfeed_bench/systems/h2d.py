@@ -63,9 +63,7 @@ class TransferSession:
         there = torch.zeros(self.nbytes, dtype=torch.uint8, device=self.device)
         kernel, kernel_s = _kernel(self.device)
         # About as much work as a batch takes to come: that is where hiding matters most.
-        left_s = (
-            copies / self.batches - _timed(self.device, partial(_read, there), 50) / 50
-        )
+        left_s = copies / self.batches - _timed(self.device, partial(_read, there), 50) / 50
         count = max(1, round(left_s / kernel_s))
 
         def work() -> None:
