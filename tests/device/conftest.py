@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
+import json
 import os
 import signal
 import threading
@@ -13,6 +15,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image as Pillow
+
+from device_pictures import jpeg, supports, write
+from fastfeed.device.decoders.choose import Choice
 
 
 class FakeMark:
@@ -165,3 +171,37 @@ def samples():
 def first_of():
     """The first number of each batch."""
     return lambda batches: [int(batch[0, 0]) for batch in batches]
+
+
+@pytest.fixture
+def use_decoder(monkeypatch, fake_device):
+    """A function that makes a decoder the chosen one."""
+
+    def use(decoder):
+        monkeypatch.setattr("fastfeed.device.path.choose", lambda *_, **__: Choice(decoder, ()))
+        monkeypatch.setattr("fastfeed.device.path.SUPPORTS", {"fake": supports})
+        return decoder
+
+    return use
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Twenty-four samples: photos of many sizes, and what no GPU decodes among them."""
+    samples = []
+    for i in range(24):
+        data = jpeg(i, height=60 + 3 * i, width=130 - 2 * i)
+        if i == 13:
+            data = jpeg(i, progressive=True)
+        if i == 17:
+            data = jpeg(i, mode="CMYK")
+        if i == 19:
+            file = io.BytesIO()
+            Pillow.open(io.BytesIO(data)).save(file, "png")
+            data = file.getvalue()
+        if i == 21:
+            exif = Pillow.Exif()
+            exif[0x0112] = 6
+            data = jpeg(i, exif=exif)
+        samples.append({"jpg": data, "cls": str(i).encode(), "json": json.dumps(i).encode()})
+    return write(tmp_path / "mixed-000000.tar", samples)

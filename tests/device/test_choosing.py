@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from fake_decoder import FakeDecoder
 from fastfeed.device.decoders.check import (
     Canary,
     check_decoder,
@@ -17,16 +14,6 @@ from fastfeed.device.decoders.choose import MAKERS, choose, choose_among
 from fastfeed.errors import OptionError
 
 CPU = torch.device("cpu")
-
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-FakeDecoder = _load("fake_decoder").FakeDecoder
 
 
 # The check and the choice

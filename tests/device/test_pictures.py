@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import json
 import os
-import sys
-import tarfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,118 +12,12 @@ import torch
 from PIL import Image as Pillow
 
 import fastfeed as ff
-from fastfeed.device.cut import cut_into
-from fastfeed.device.decoders.choose import Choice
+from device_pictures import CROP, LABELLED, MEAN, STD, collect, fields, jpeg, same, write
+from fake_decoder import FakeDecoder
 from fastfeed.errors import OptionError
 from fastfeed.readahead import ReadAhead
 
 ROOT = Path(__file__).parents[2]
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-NORMALIZE = ff.Normalize(MEAN, STD)
-CROP = (ff.RandomResizedCrop(48), ff.HorizontalFlip())
-
-
-def _load_fake():
-    path = Path(__file__).with_name("fake_decoder.py")
-    spec = importlib.util.spec_from_file_location("fake_decoder_of_pictures", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.FakeDecoder
-
-
-FakeDecoder = _load_fake()
-
-
-@pytest.fixture
-def use_decoder(monkeypatch, fake_device):
-    """A function that makes a decoder the chosen one."""
-
-    def use(decoder):
-        monkeypatch.setattr("fastfeed.device.path.choose", lambda *_, **__: Choice(decoder, ()))
-        monkeypatch.setattr("fastfeed.device.path.SUPPORTS", {"fake": supports})
-        return decoder
-
-    return use
-
-
-def supports(kind):
-    return kind.is_common and not kind.progressive
-
-
-def jpeg(seed, *, height=70, width=90, mode="RGB", **how):
-    """A smooth picture that is different for each seed."""
-    random = np.random.default_rng(seed)
-    small = random.integers(0, 256, (6, 8, 3), np.uint8)
-    picture = Pillow.fromarray(small).resize((width, height), Pillow.Resampling.BICUBIC)
-    file = io.BytesIO()
-    picture.convert(mode).save(file, "jpeg", quality=90, **how)
-    return file.getvalue()
-
-
-def write(path, samples):
-    """Write samples, each a dict of field and bytes, as a tar."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for number, sample in enumerate(samples):
-            for name, data in sample.items():
-                member = tarfile.TarInfo(f"{number:05d}.{name}")
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-@pytest.fixture
-def mixed(tmp_path):
-    """Twenty-four samples: photos of many sizes, and what no GPU decodes among them."""
-    samples = []
-    for i in range(24):
-        data = jpeg(i, height=60 + 3 * i, width=130 - 2 * i)
-        if i == 13:
-            data = jpeg(i, progressive=True)
-        if i == 17:
-            data = jpeg(i, mode="CMYK")
-        if i == 19:
-            file = io.BytesIO()
-            Pillow.open(io.BytesIO(data)).save(file, "png")
-            data = file.getvalue()
-        if i == 21:
-            exif = Pillow.Exif()
-            exif[0x0112] = 6
-            data = jpeg(i, exif=exif)
-        samples.append({"jpg": data, "cls": str(i).encode(), "json": json.dumps(i).encode()})
-    return write(tmp_path / "mixed-000000.tar", samples)
-
-
-def fields(*transforms, **more):
-    return {
-        "image": ff.Image("jpg", *CROP, *transforms, **more),
-        "y": ff.Int("cls"),
-        "about": ff.Json("json"),
-        "raw": ff.Bytes("jpg"),
-    }
-
-
-def collect(source, some_fields, **arguments):
-    """Return all batches of an epoch as (image, y, about, raw)."""
-    dataset = ff.ShardDataset(str(source), some_fields, **arguments.pop("dataset", {}))
-    loader = ff.DataLoader(dataset, batch_size=8, **arguments)
-    loader.dataset_of_test = dataset
-    batches = [
-        (b["image"].clone(), b["y"].tolist(), b["about"], b["raw"].to_list()) for b in loader
-    ]
-    return batches, loader
-
-
-def same(ours, theirs, *, levels):
-    """Say whether batches are the same but for a few levels in the pictures."""
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        assert one[1:] == other[1:]
-        assert one[0].shape == other[0].shape
-        assert one[0].dtype == other[0].dtype
-        assert one[0].stride() == other[0].stride()
-        apart = (one[0].float() - other[0].float()).abs()
-        assert apart.max() <= levels, apart.amax(dim=(1, 2, 3))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -185,9 +74,6 @@ def broken(tmp_path):
     whole = samples[5]["jpg"]
     samples[5]["jpg"] = whole[: len(whole) // 2] + b"\xff\xd9"
     return write(tmp_path / "broken-000000.tar", samples)
-
-
-LABELLED = {"image": ff.Image("jpg", *CROP), "y": ff.Int("cls")}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -270,7 +156,7 @@ def test_raw_pixels_are_cut_on_the_device(tmp_path, use_decoder):
         np.save(file, np.asarray(Pillow.open(io.BytesIO(jpeg(i, height=64, width=80)))))
         samples.append({"npy": file.getvalue(), "cls": str(i).encode()})
     path = write(tmp_path / "raw-000000.tar", samples)
-    described = {"image": ff.Image("npy", *CROP, NORMALIZE), "y": ff.Int("cls")}
+    described = {"image": ff.Image("npy", *CROP, ff.Normalize(MEAN, STD)), "y": ff.Int("cls")}
     use_decoder(None)
     theirs = list(ff.DataLoader(ff.ShardDataset(str(path), described), batch_size=8))
     dataset = ff.ShardDataset(str(path), described)
@@ -327,128 +213,6 @@ def test_a_lost_decoder_gets_no_more_pictures(mixed, use_decoder):
     same(ours, theirs, levels=0)
     assert decoder.calls == 1
     assert loader.stats().failed == 8
-
-
-def test_iterators_share_the_decoder_in_turns(mixed, use_decoder, monkeypatch):
-    """Two iterators of one loader: what one has decoded is cut before the other decodes."""
-    locked = []
-
-    class Watched(FakeDecoder):
-        def decode(self, encoded):
-            locked.append(loader._device_path._lanes[0].turns.locked())
-            return super().decode(encoded)
-
-    def cut(*about, **how):
-        locked.append(loader._device_path._lanes[0].turns.locked())
-        cut_into(*about, **how)
-
-    use_decoder(Watched())
-    monkeypatch.setattr("fastfeed.device.stage.cut_into", cut)
-    dataset = ff.ShardDataset(str(mixed), LABELLED)
-    loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=1)
-    for one, other in zip(loader, loader, strict=True):
-        assert one["y"].tolist() == other["y"].tolist()
-    assert locked
-    assert all(locked)
-
-
-@pytest.fixture
-def two_lanes(monkeypatch, use_decoder):
-    """A function that makes two decoders those of two lanes."""
-
-    def use(first, second):
-        monkeypatch.setattr("fastfeed.device.path.OVERLAPS", {"fake": lambda: True})
-        monkeypatch.setattr("fastfeed.device.path.MAKERS", {"fake": lambda _: second()})
-        return use_decoder(first)
-
-    return use
-
-
-def test_a_batch_is_got_ready_while_another_is_decoded(mixed, two_lanes):
-    """Two lanes are at work at the same time, and batches come in order all the same."""
-    both = threading.Barrier(2, timeout=60)
-
-    class Meets(FakeDecoder):
-        def decode(self, encoded):
-            if not self.calls:
-                both.wait()  # neither goes on before the other has begun
-            return super().decode(encoded)
-
-    two_lanes(Meets(), Meets)
-    theirs, _ = collect(mixed, fields())
-    ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
-    same(ours, theirs, levels=1)
-    assert not both.broken
-
-
-def test_a_loader_that_is_collected_where_another_decodes(mixed, two_lanes):
-    """Its threads may want a lock that is held there: nobody waits for them under it."""
-    engines = threading.Lock()
-    inside, wanted = threading.Event(), threading.Event()
-    collected = []
-    before = set(threading.enumerate())
-
-    class Collects(FakeDecoder):
-        def decode(self, encoded):
-            with engines:
-                inside.set()
-                assert wanted.wait(60)
-                collected.clear()  # the last reference: its end begins here
-                return super().decode(encoded)
-
-    class Wants(FakeDecoder):
-        def decode(self, encoded):
-            assert inside.wait(60)
-            wanted.set()
-            with engines:
-                return super().decode(encoded)
-
-    def batches(kind):
-        two_lanes(kind(), kind)
-        dataset = ff.ShardDataset(str(mixed), LABELLED)
-        loader = ff.DataLoader(dataset, batch_size=8, device="cuda", decode="gpu", num_workers=1)
-        return iter(loader)
-
-    collected.append(batches(Wants))
-    assert sum(len(batch["y"]) for batch in batches(Collects)) == 24
-    for thread in set(threading.enumerate()) - before:
-        thread.join(60)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OptionError("its status is 5"), MemoryError("its status is 5")],
-    ids=["ours", "theirs"],
-)
-def test_a_second_lane_that_does_not_start_is_done_without(mixed, two_lanes, caplog, error):
-    """Where the device has no room for another decoder, one does all the work."""
-
-    def refuses():
-        raise error
-
-    first = two_lanes(FakeDecoder(), refuses)
-    theirs, _ = collect(mixed, fields())
-    with caplog.at_level("INFO", "fastfeed"):
-        ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
-    same(ours, theirs, levels=1)
-    assert first.calls
-    assert "status is 5" in caplog.text
-
-
-def test_both_lanes_lose_their_decoders_once(mixed, two_lanes, caplog):
-    """What breaks in both is said once, and the CPU goes on."""
-    both = threading.Barrier(2, timeout=60)
-
-    class Breaks(FakeDecoder):
-        def decode(self, encoded):
-            both.wait()
-            return super().decode(encoded)
-
-    two_lanes(Breaks(raises=True), lambda: Breaks(raises=True))
-    theirs, _ = collect(mixed, fields())
-    ours, _ = collect(mixed, fields(), device="cuda", decode="gpu", num_workers=2)
-    same(ours, theirs, levels=0)
-    assert caplog.text.count("is given up") == 1
 
 
 def test_static_output_takes_gray_pictures_of_either_side(tmp_path, use_decoder):

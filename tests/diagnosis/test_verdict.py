@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import fields, is_dataclass, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import recorded_jobs as jobs
 from fastfeed.diagnosis.cost import cost_of
 from fastfeed.diagnosis.evidence import Batch, Feed
 from fastfeed.diagnosis.report import Diagnosis
 from fastfeed.diagnosis.verdict import judge
-
-
-def _load(name):
-    """Load a module of this folder, which is on no path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-jobs = _load("jobs")
 
 
 def verdict_names(evidence):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import shutil
 import socket
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -20,21 +18,13 @@ from fastfeed.shardfile.manifest import Manifest, ShardEntry, save_manifest
 from fastfeed.shardfile.tar import walk
 from fastfeed.storage.compressed import open_shard
 from fastfeed.storage.patience import Patience
-
-
-def _load(name):
-    """Load a module of this folder, which is on no path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+from fault_server import FaultServer
 
 
 @pytest.fixture(scope="session")
 def server_class():
     """The class of servers that fail on purpose."""
-    return _load("fault_server").FaultServer
+    return FaultServer
 
 
 @pytest.fixture

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import compressed_files as files
 from fastfeed.errors import ShardError, StorageError
 from fastfeed.shardfile.seekable import Frame, content_checksum, raw_frame, save_table
 from fastfeed.storage.compressed import CompressedShard, read_table
 from fastfeed.storage.frames import FrameCache
 from fastfeed.storage.local import LocalFile
 from fastfeed.storage.streams import inflate
-
-
-def _load(name):
-    """Load a module of this folder, which is on no path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-files = _load("compressed_files")
 
 
 @settings(max_examples=200, deadline=None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import importlib.util
 import json
 import logging
 import lzma
@@ -17,23 +16,12 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import compressed_files as files
 from fastfeed.errors import FastfeedError, ShardError, StorageError, TarError
 from fastfeed.shardfile.tar import walk
 from fastfeed.storage.compressed import CompressedShard, open_shard, wrap
 from fastfeed.storage.inflated import forget_damage
 from fastfeed.storage.streams import inflate
-
-
-def _load(name):
-    """Load a module of this folder, which is on no path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-files = _load("compressed_files")
-
 
 HALF = len(files.TAR) // 2
 STREAMS = {
